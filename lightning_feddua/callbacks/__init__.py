@@ -1,0 +1,5 @@
+from lightning_feddua.callbacks.base import FederatedCallback
+from lightning_feddua.callbacks.csv_log import CSVLog
+from lightning_feddua.callbacks.progress import ProgressBar
+
+__all__ = ["CSVLog", "FederatedCallback", "ProgressBar"]

@@ -1,0 +1,3 @@
+from lightning_feddua.clients.local_training import LocalTraining
+
+__all__ = ["LocalTraining"]

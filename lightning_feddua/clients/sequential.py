@@ -1,0 +1,257 @@
+"""One client after another on the rank's one resident model."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from lightning import LightningModule
+from lightning.fabric import Fabric
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lightning_feddua.clients.optimizers import LocalOptimizers
+from lightning_feddua.data.batch_transfer import BatchTransfer
+from lightning_feddua.data.client_data import ClientData
+from lightning_feddua.errors import ConfigurationError
+from lightning_feddua.log_capture import LogCapture
+from lightning_feddua.trainer_view import TrainerView
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """How much a client does in a round.
+
+    Args:
+        steps: the number of local steps; or None, and
+        epochs: the number of passes over the client's data.
+        batch_size: the size of a minibatch.
+        gradient_clip_val: the largest global norm of a gradient; None for no clipping.
+    """
+
+    steps: int | None
+    epochs: int | None
+    batch_size: int
+    gradient_clip_val: float | None = None
+
+    def batches(self, size: int) -> int:
+        """The number of local steps of a client with this many samples."""
+        if self.steps is not None:
+            return self.steps
+        assert self.epochs is not None
+        return self.epochs * -(-size // self.batch_size)
+
+
+class SequentialEngine:
+    """Runs local steps as Trainer would: same hooks, same order, same arithmetic.
+
+    Args:
+        fabric: devices and precision.
+        module: the module; its parameters hold the global weights when :meth:`train` is called.
+        view: what the module finds at ``self.trainer``.
+        transfer: brings a batch to the device.
+        work: how much a client does.
+    """
+
+    name = "sequential"
+
+    def __init__(
+        self, fabric: Fabric, module: LightningModule, view: TrainerView, transfer: BatchTransfer, work: LocalWork
+    ) -> None:
+        self._fabric = fabric
+        self._module = module
+        self._view = view
+        self._transfer = transfer
+        self._work = work
+        self._capture = LogCapture(fabric.device)
+        self._losses = LogCapture(fabric.device)
+        self._precision = fabric.strategy.precision
+        self._scaler = getattr(self._precision, "scaler", None)
+        self._initial_scaler = None if self._scaler is None else self._scaler.state_dict()
+        self._takes_batch_idx = _takes_batch_idx(module)
+        view.strategy.optimizer_step = self._optimizer_step
+        view.gradient_clip_val = work.gradient_clip_val
+        view.local_optimizers = self._optimizers = LocalOptimizers(module, view.strategy)
+        self._overridden = {name for name in (*_HOOKS, *_METHODS) if is_overridden(name, module)}
+
+    def train(self, data: ClientData, rng: Any, lr_factor: float) -> dict[str, Tensor]:
+        """Train one client, from the weights in the module and leaving its own there.
+
+        Args:
+            data: the client's samples.
+            rng: draws the minibatches.
+            lr_factor: multiplies the module's learning rates.
+
+        Returns:
+            What the module logged, and the mean ``loss``, each averaged over the local steps.
+        """
+        view, work, capture = self._view, self._work, self._capture
+        self._optimizers.reset(lr_factor)
+        capture.start()
+        self._losses.start()
+        if self._scaler is not None:
+            self._scaler.load_state_dict(self._initial_scaler)
+        view.training = True
+        view.current_epoch = view.global_step = 0
+        view.max_steps = work.batches(len(data))
+        view.max_epochs = work.epochs
+        view.num_training_batches = -(-len(data) // work.batch_size)
+        with capture.attached(self._module):
+            self._hook("on_train_start")
+            epoch, batch_idx = -1, 0
+            for new_epoch, batch in data.batches(work.batch_size, rng, steps=work.steps, epochs=work.epochs):
+                if new_epoch != epoch:
+                    if epoch >= 0:
+                        self._end_epoch()
+                    epoch, batch_idx = new_epoch, 0
+                    view.current_epoch = epoch
+                    self._hook("on_train_epoch_start")
+                self._step(batch, batch_idx)
+                batch_idx += 1
+            self._end_epoch()
+            self._hook("on_train_end")
+        view.training = False
+        return self._results()
+
+    def _step(self, batch: Any, batch_idx: int) -> None:
+        module, view = self._module, self._view
+        batch = self._transfer(batch)
+        self._capture.start_batch(batch)
+        self._losses.start_batch(batch)
+        if self._hook("on_train_batch_start", batch, batch_idx) == -1:
+            return
+        outputs: list[Any] = [None]
+
+        def closure() -> Tensor | None:
+            outputs[0] = self._training_step(batch, batch_idx)
+            loss = _loss(outputs[0])
+            self._zero_grad(batch_idx)
+            if loss is not None:
+                self._backward(loss)
+            return loss
+
+        if not module.automatic_optimization:
+            outputs[0] = self._training_step(batch, batch_idx)
+        elif "optimizer_step" in self._overridden:
+            module.optimizer_step(view.current_epoch, batch_idx, self._optimizers.wrapped[0], closure)
+        else:
+            self._optimizer_step(self._optimizers.optimizers[0], closure)
+        if self._optimizers.schedulers and module.automatic_optimization:
+            self._optimizers.step_schedulers("step", view.global_step)
+        self._hook("on_train_batch_end", outputs[0], batch, batch_idx)
+
+    def _training_step(self, batch: Any, batch_idx: int) -> Any:
+        with self._precision.forward_context():
+            if self._takes_batch_idx:
+                output = self._module.training_step(batch, batch_idx)
+            else:
+                output = self._module.training_step(batch)
+        if (loss := _loss(output)) is not None:
+            self._losses.log("loss", loss)
+        return output
+
+    def _zero_grad(self, batch_idx: int) -> None:
+        optimizer = self._optimizers.optimizers[0]
+        self._hook("on_before_zero_grad", optimizer)
+        if "optimizer_zero_grad" in self._overridden:
+            self._module.optimizer_zero_grad(self._view.current_epoch, batch_idx, optimizer)
+        else:
+            optimizer.zero_grad()
+
+    def _backward(self, loss: Tensor) -> None:
+        self._hook("on_before_backward", loss)
+        if self._scaler is not None:
+            loss = self._scaler.scale(loss)
+        self._module.backward(loss)
+        self._hook("on_after_backward")
+
+    def _optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], **kwargs: Any) -> Any:
+        """Step an optimizer around a closure; also what ``optimizer.step`` does in manual optimization."""
+
+        def closure_and_clipping() -> Any:
+            result = closure()
+            if self._scaler is not None and any(
+                p.grad is not None for g in optimizer.param_groups for p in g["params"]
+            ):
+                self._scaler.unscale_(optimizer)
+            self._hook("on_before_optimizer_step", optimizer)
+            if self._module.automatic_optimization:
+                self._clip(optimizer)
+            return result
+
+        self._view.global_step += 1
+        if self._scaler is None:
+            return optimizer.step(closure=closure_and_clipping, **kwargs)
+        result = closure_and_clipping()
+        # A closure that skipped its backward pass leaves nothing to unscale, and nothing to step with.
+        if any(p.grad is not None for g in optimizer.param_groups for p in g["params"]):
+            self._scaler.step(optimizer, **kwargs)
+            self._scaler.update()
+        return result
+
+    def _clip(self, optimizer: Optimizer) -> None:
+        value = self._work.gradient_clip_val
+        if "configure_gradient_clipping" in self._overridden:
+            self._module.configure_gradient_clipping(optimizer, value, None)
+        elif value is not None:
+            self._view.strategy.clip_gradients(optimizer, value)
+
+    def _end_epoch(self) -> None:
+        self._hook("on_train_epoch_end")
+        if self._optimizers.schedulers and self._module.automatic_optimization:
+            self._optimizers.step_schedulers("epoch", self._view.current_epoch + 1)
+
+    def _hook(self, name: str, *args: Any) -> Any:
+        return getattr(self._module, name)(*args) if name in self._overridden else None
+
+    def _results(self) -> dict[str, Tensor]:
+        # The module's own `loss`, where it logs one under this name, comes before ours.
+        logged = {**self._losses.values(), **self._capture.values()}
+        results = {name: value for name, (value, _) in logged.items()}
+        for name, metric in self._capture.metrics.items():
+            # The client's own value: nothing is exchanged with other ranks during local training.
+            with metric.sync_context(should_sync=False):
+                results[name] = metric.compute()
+            metric.reset()
+        return results
+
+
+_HOOKS = (
+    "on_train_start",
+    "on_train_end",
+    "on_train_epoch_start",
+    "on_train_epoch_end",
+    "on_train_batch_start",
+    "on_train_batch_end",
+    "on_before_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+)
+_METHODS = ("optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping")
+
+
+def _takes_batch_idx(module: LightningModule) -> bool:
+    name = type(module).__name__
+    if not is_overridden("training_step", module):
+        raise ConfigurationError(f"`{name}` does not define `training_step`.", "Return the loss of a batch from it.")
+    parameters = inspect.signature(module.training_step).parameters
+    if "dataloader_iter" in parameters:
+        raise ConfigurationError(
+            f"`{name}.training_step` takes a `dataloader_iter`, and a federated client has none.",
+            "Write it as `training_step(self, batch, batch_idx)`.",
+        )
+    return len(parameters) > 1
+
+
+def _loss(output: Any) -> Tensor | None:
+    if output is None or isinstance(output, Tensor):
+        return output
+    if isinstance(output, dict) and "loss" in output:
+        return output["loss"]
+    raise TypeError(
+        f"`training_step` returned `{type(output).__name__}`. Return the loss, a dict with the key `loss`, or None."
+    )

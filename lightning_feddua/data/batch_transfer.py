@@ -1,0 +1,48 @@
+"""From a batch as it was indexed to a batch on the device, through the user's hooks."""
+
+from typing import Any
+
+from lightning import LightningDataModule, LightningModule
+from lightning.fabric import Fabric
+from lightning.fabric.plugins.precision import MixedPrecision
+from lightning.fabric.utilities.apply_func import move_data_to_device
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+
+class BatchTransfer:
+    """Applies ``on_before_batch_transfer``, ``transfer_batch_to_device`` and ``on_after_batch_transfer``.
+
+    As under Trainer, a hook of the data module goes before the module's, and hooks that nobody overrides cost nothing.
+
+    Args:
+        fabric: the device and the precision.
+        module: the module, for its hooks.
+        datamodule: the data module, for its hooks.
+    """
+
+    def __init__(self, fabric: Fabric, module: LightningModule, datamodule: LightningDataModule) -> None:
+        self._device = fabric.device
+        self._before = _hook("on_before_batch_transfer", module, datamodule)
+        self._move = _hook("transfer_batch_to_device", module, datamodule)
+        self._after = _hook("on_after_batch_transfer", module, datamodule)
+        precision = fabric.strategy.precision
+        # Fabric's mixed precision would round inputs to 16 bits; Trainer's leaves them to autocast.
+        self._convert = None if isinstance(precision, MixedPrecision) else precision.convert_input
+
+    def __call__(self, batch: Any) -> Any:
+        if self._before is not None:
+            batch = self._before(batch, 0)
+        if self._move is not None:
+            batch = self._move(batch, self._device, 0)
+        elif self._device.type != "cpu":
+            batch = move_data_to_device(batch, self._device)
+        if self._convert is not None:
+            batch = self._convert(batch)
+        return batch if self._after is None else self._after(batch, 0)
+
+
+def _hook(name: str, module: LightningModule, datamodule: LightningDataModule) -> Any:
+    for owner in (datamodule, module):
+        if is_overridden(name, owner):
+            return getattr(owner, name)
+    return None

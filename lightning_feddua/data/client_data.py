@@ -1,0 +1,97 @@
+"""A client's samples, indexed directly where they are tensors."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
+
+Collate = Callable[[list[Any]], Any]
+
+
+class ClientData:
+    """Minibatches of one dataset, without a DataLoader.
+
+    A ``TensorDataset``, or any ``Subset`` of one, is indexed as a whole; any other map-style dataset gives its samples to
+    ``collate_fn``. Either way a batch looks as a DataLoader would make it.
+
+    Args:
+        dataset: a map-style dataset.
+        collate_fn: makes a batch of a list of samples.
+    """
+
+    def __init__(self, dataset: Dataset[Any], collate_fn: Collate | None = None) -> None:
+        self._dataset, self._indices = _unwrap_subsets(dataset)
+        self._tensors = None
+        if isinstance(self._dataset, TensorDataset) and collate_fn is None:
+            self._tensors = self._dataset.tensors
+        self._collate = collate_fn or default_collate
+
+    def __len__(self) -> int:
+        return len(self._dataset) if self._indices is None else len(self._indices)  # type: ignore[arg-type]
+
+    def batch(self, positions: np.ndarray) -> Any:
+        """The batch of the samples at these positions; its tensors are copies, so a step may change them."""
+        index = positions if self._indices is None else self._indices[positions]
+        if self._tensors is not None:
+            rows = torch.from_numpy(index)
+            return [tensor[rows.to(tensor.device)] for tensor in self._tensors]
+        getitems = getattr(self._dataset, "__getitems__", None)
+        samples = getitems(index.tolist()) if getitems else [self._dataset[i] for i in index.tolist()]
+        return self._collate(samples)
+
+    def batches(
+        self, batch_size: int, rng: np.random.Generator, steps: int | None = None, epochs: int | None = None
+    ) -> Iterator[tuple[int, Any]]:
+        """Minibatches for local training, each with the number of the pass over the data that it belongs to."""
+        for epoch, positions in minibatches(len(self), batch_size, rng, steps=steps, epochs=epochs):
+            yield epoch, self.batch(positions)
+
+
+def minibatches(
+    size: int, batch_size: int, rng: np.random.Generator, steps: int | None = None, epochs: int | None = None
+) -> Iterator[tuple[int, np.ndarray]]:
+    """Positions of a client's minibatches, reshuffled in each pass.
+
+    With ``steps``, exactly that many minibatches of ``min(batch_size, size)`` samples, from an endless stream of shuffled
+    passes: a minibatch may take the end of one pass and the start of the next. With ``epochs``, whole passes as a
+    DataLoader makes them: the last minibatch of a pass has what is left. A client that fits into one minibatch uses all
+    its samples, in order, in each step.
+
+    Args:
+        size: the number of samples.
+        batch_size: the size of a minibatch.
+        rng: draws the shuffles.
+        steps: the number of minibatches; or None, and
+        epochs: the number of passes.
+
+    Yields:
+        The number of the pass and the positions, for each minibatch.
+    """
+    if size <= batch_size:
+        for step in range(steps if steps is not None else epochs or 0):
+            yield step, np.arange(size)
+    elif steps is not None:
+        stream = np.concatenate([rng.permutation(size) for _ in range(-(-steps * batch_size // size))])
+        for step in range(steps):
+            yield step * batch_size // size, stream[step * batch_size : (step + 1) * batch_size]
+    else:
+        for epoch in range(epochs or 0):
+            order = rng.permutation(size)
+            for start in range(0, size, batch_size):
+                yield epoch, order[start : start + batch_size]
+
+
+def _unwrap_subsets(dataset: Dataset[Any]) -> tuple[Dataset[Any], np.ndarray | None]:
+    indices: np.ndarray | None = None
+    while type(dataset) is Subset:
+        outer = _as_indices(dataset.indices)
+        indices = outer if indices is None else outer[indices]
+        dataset = dataset.dataset
+    return dataset, indices
+
+
+def _as_indices(indices: Sequence[int] | np.ndarray | Tensor) -> np.ndarray:
+    return np.asarray(indices, dtype=np.int64)

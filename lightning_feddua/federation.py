@@ -1,0 +1,107 @@
+"""A module and its clients, set up on this rank."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from itertools import chain
+from types import TracebackType
+
+import torch
+from lightning import LightningModule
+from lightning.fabric import Fabric
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
+
+from lightning_feddua.data.batch_transfer import BatchTransfer
+from lightning_feddua.data.client_data import ClientData
+from lightning_feddua.data.module import FederatedDataModule
+from lightning_feddua.errors import ConfigurationError
+from lightning_feddua.evaluation import Evaluator, Stage
+from lightning_feddua.parameters import FlatParameters, ModuleBuffers, trainable_parameters
+from lightning_feddua.sampling import preserved_random_state
+from lightning_feddua.trainer_view import TrainerView
+
+
+class Federation:
+    """Holds a module ready for federated work while in its ``with`` block, and gives it back in order afterwards.
+
+    Inside, the module is on its device and in its precision, the same on every rank, its trainable parameters are one
+    vector, and it finds a view of the run at ``self.trainer``. Everything that can be wrong with the module or the data
+    is found on entry.
+
+    Args:
+        fabric: devices, ranks and precision, already launched.
+        module: the user's module.
+        datamodule: its clients.
+    """
+
+    def __init__(self, fabric: Fabric, module: LightningModule, datamodule: FederatedDataModule) -> None:
+        self.fabric = fabric
+        self.module = module
+        self.datamodule = datamodule
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Federation:
+        with self._stack:
+            self._enter()
+            self._stack = self._stack.pop_all()
+        return self
+
+    def _enter(self) -> None:
+        self._stack.enter_context(preserved_random_state(self.fabric.device))
+        self.view = TrainerView(self.fabric, self.module)
+        self.view.datamodule = self.datamodule
+        self._stack.enter_context(self.view.attached(self.module))
+        self._set_up_data()
+        self._set_up_module()
+        self.parameters = FlatParameters(self.module)
+        self._stack.callback(self.parameters.release)
+        self.buffers = ModuleBuffers(self.module)
+        self.transfer = BatchTransfer(self.fabric, self.module, self.datamodule)
+        self.evaluator = Evaluator(self.fabric, self.module, self.view, self.transfer)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def _set_up_data(self) -> None:
+        if self.fabric.local_rank == 0:
+            self.datamodule.prepare_data()
+        self.fabric.barrier()
+        self.datamodule.setup("fit")
+        self.client_ids = self.datamodule.client_ids
+        if not self.client_ids:
+            raise ConfigurationError("The data module has no clients.", "Give it at least one client's dataset.")
+        self.sizes = [len(self.datamodule.client_data(client_id)) for client_id in self.client_ids]
+        empty = [client_id for client_id, size in zip(self.client_ids, self.sizes, strict=True) if size == 0]
+        if empty:
+            others = f" and {len(empty) - 1} more" * (len(empty) > 1)
+            raise ConfigurationError(
+                f"The dataset of client `{empty[0]}`{others} is empty.", "Leave such clients out of the data module."
+            )
+
+    def _set_up_module(self) -> None:
+        if is_overridden("configure_model", self.module):
+            self.module.configure_model()
+        if is_overridden("setup", self.module):
+            self.module.setup("fit")
+        trainable_parameters(self.module)
+        self.fabric.strategy.precision.convert_module(self.module)
+        self.fabric.to_device(self.module)
+        if self.fabric.world_size > 1:
+            for tensor in chain(self.module.parameters(), self.module.buffers()):
+                torch.distributed.broadcast(tensor.data, src=0)
+
+    def global_weights(self) -> Tensor:
+        """A copy of the module's trainable parameters for the server, in float32 at least."""
+        vector = self.parameters.vector
+        return vector.to(torch.promote_types(vector.dtype, torch.float32), copy=True)
+
+    def evaluate(self, stage: Stage) -> dict[str, float]:
+        """Metrics of the weights in the module; empty where there is no data or no step for the stage."""
+        dataset = self.datamodule.val_dataset if stage == "validation" else self.datamodule.test_dataset
+        if dataset is None or not is_overridden(f"{stage}_step", self.module):
+            return {}
+        data = ClientData(dataset, self.datamodule.collate_fn)
+        return self.evaluator.run(data, self.datamodule.eval_batch_size, stage)

@@ -1,0 +1,56 @@
+"""The one Fabric of a loop, launched plainly, by Fabric itself or by torchrun."""
+
+import os
+from typing import Any
+
+from lightning.fabric import Fabric
+from lightning.fabric.plugins.environments import TorchElasticEnvironment
+from lightning.fabric.strategies import DDPStrategy, SingleDeviceStrategy
+
+from lightning_feddua.errors import ConfigurationError
+
+
+def make_fabric(
+    *, accelerator: Any, strategy: Any, devices: Any, num_nodes: int, precision: Any, callbacks: Any, loggers: Any
+) -> Fabric:
+    """A Fabric whose ranks are those of torchrun where torchrun started this process.
+
+    Left to itself, Fabric takes one device for ``devices="auto"`` on a CPU, and torchrun's processes would each train
+    alone without a word.
+    """
+    if TorchElasticEnvironment.detect():
+        devices, num_nodes = _match_torchrun(devices, num_nodes)
+    fabric = Fabric(
+        accelerator=accelerator,
+        strategy=strategy,
+        devices=devices,
+        num_nodes=num_nodes,
+        precision=precision,
+        callbacks=callbacks,
+        loggers=loggers,
+    )
+    if not isinstance(fabric.strategy, SingleDeviceStrategy | DDPStrategy):
+        raise ConfigurationError(
+            f"The strategy `{type(fabric.strategy).__name__}` splits one model over ranks.",
+            "Use `auto` or `ddp`: here each rank trains whole clients.",
+        )
+    return fabric
+
+
+def _match_torchrun(devices: Any, num_nodes: int) -> tuple[Any, int]:
+    local = int(os.environ["LOCAL_WORLD_SIZE"])
+    nodes = int(os.environ["WORLD_SIZE"]) // local
+    if devices in ("auto", -1, "-1"):
+        devices = local
+    count = len(devices) if isinstance(devices, list) else int(devices)
+    if count != local:
+        raise ConfigurationError(
+            f"`devices={devices}` does not match torchrun, which started {local} processes on this node.",
+            "Leave `devices` out, or start torchrun with the same `--nproc-per-node`.",
+        )
+    if num_nodes not in (1, nodes):
+        raise ConfigurationError(
+            f"`num_nodes={num_nodes}` does not match torchrun, which started {nodes} nodes.",
+            "Leave `num_nodes` out, or start torchrun with the same `--nnodes`.",
+        )
+    return devices, nodes

@@ -1,0 +1,362 @@
+"""The federated loop: sample, train locally, reduce, step the server, validate, log."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from lightning import LightningModule
+from lightning.fabric import Fabric
+from lightning.fabric.loggers import Logger
+from lightning.fabric.strategies.launchers import _MultiProcessingLauncher
+from torch.utils.data import Dataset
+
+from lightning_feddua.callbacks import CSVLog, FederatedCallback, ProgressBar
+from lightning_feddua.clients.local_training import LocalTraining
+from lightning_feddua.clients.sequential import LocalWork, SequentialEngine
+from lightning_feddua.data.module import FederatedDataModule
+from lightning_feddua.errors import ClientError, ConfigurationError, choices
+from lightning_feddua.evaluation import Stage
+from lightning_feddua.federation import Federation
+from lightning_feddua.launching import make_fabric
+from lightning_feddua.reduction import Reduction
+from lightning_feddua.run_dir import new_run_dir
+from lightning_feddua.sampling import Purpose, deal, generator, sample_cohort, seed_local_steps
+from lightning_feddua.servers import FedDuAdagrad, FedDuAServer
+
+ENGINES = ("auto", "sequential")
+CLIENT_WEIGHTS = ("uniform", "samples")
+# Prefix of the metrics of w_{t+1}, where the plain names are those of the averaged iterate.
+LAST_ITERATE = "last_iterate"
+
+
+class FederatedLoop:
+    """Trains a LightningModule over many clients, on one device or many.
+
+    Each round a cohort of clients is dealt to the ranks; every rank trains its clients with the module's own optimizer,
+    one all-reduce collects the mean update and the clients' squared norms, and the server, a callback, moves the global
+    weights. Every random draw depends on (seed, round, client) alone, so the number of ranks does not change a run.
+
+    Args:
+        server: the server rule; :class:`FedDuAdagrad` by default.
+        client: the clients' algorithm; plain local training by default.
+        max_rounds: the number of rounds.
+        clients_per_round: how many clients take part in a round; a fraction of them if a float; all if None.
+        local_steps: the number of local steps of each client; or
+        local_epochs: the number of passes over a client's data. Exactly one of the two.
+        client_weights: ``"uniform"``, or ``"samples"`` to weigh clients by their number of samples, in the mean update and
+            in FedDuA's norms alike.
+        gradient_clip_val: the largest global norm of a local gradient; None for no clipping.
+        local_lr_decay: multiplies the module's learning rates in each round after the first.
+        engine: ``"auto"`` or ``"sequential"``: how a rank runs its clients.
+        validate_every: validate after every so many rounds and after the last; 0 for never.
+        out_dir: where runs are kept; each gets a folder ``version_N`` of its own.
+        seed: of cohorts, minibatches and everything random in local steps.
+        accelerator: as in Fabric.
+        strategy: as in Fabric; ``"ddp"`` and its kin.
+        devices: as in Fabric; under torchrun, the processes it started.
+        num_nodes: as in Fabric.
+        precision: as in Fabric.
+        callbacks: a callback or a list of them.
+        loggers: Fabric or Lightning loggers; ``metrics.csv`` is written in any case.
+        enable_progress_bar: whether to print a header and the progress.
+
+    Example:
+        >>> from lightning_feddua.data import SyntheticRegression
+        >>> from lightning_feddua.models import LinearRegression
+        >>> loop = FederatedLoop(max_rounds=3, local_steps=5, precision="64-true", out_dir=getfixture("tmp_path"),
+        ...                      enable_progress_bar=False)
+        >>> loop.fit(LinearRegression(dim=10), SyntheticRegression(num_clients=4, dim=10))
+        >>> [row["round"] for row in loop.history]
+        [0, 1, 2]
+    """
+
+    def __init__(
+        self,
+        *,
+        server: FedDuAServer | None = None,
+        client: LocalTraining | None = None,
+        max_rounds: int = 500,
+        clients_per_round: int | float | None = None,
+        local_steps: int | None = None,
+        local_epochs: int | None = None,
+        client_weights: Literal["uniform", "samples"] = "uniform",
+        gradient_clip_val: float | None = None,
+        local_lr_decay: float = 1.0,
+        engine: Literal["auto", "sequential"] = "auto",
+        validate_every: int = 1,
+        out_dir: str | Path = "runs",
+        seed: int = 0,
+        accelerator: str = "auto",
+        strategy: str = "auto",
+        devices: int | list[int] | str = "auto",
+        num_nodes: int = 1,
+        precision: str = "32-true",
+        callbacks: FederatedCallback | list[FederatedCallback] | None = None,
+        loggers: Logger | list[Logger] | None = None,
+        enable_progress_bar: bool = True,
+    ) -> None:
+        _check_settings(max_rounds, clients_per_round, local_steps, local_epochs, validate_every)
+        _check_choice("engine", engine, ENGINES)
+        _check_choice("client_weights", client_weights, CLIENT_WEIGHTS)
+        self.server = server if server is not None else FedDuAdagrad()
+        self.client = client if client is not None else LocalTraining()
+        self.max_rounds = max_rounds
+        self.clients_per_round = clients_per_round
+        self.local_steps, self.local_epochs = local_steps, local_epochs
+        self.client_weights = client_weights
+        self.gradient_clip_val = gradient_clip_val
+        self.local_lr_decay = local_lr_decay
+        self.engine = engine
+        self.validate_every = validate_every
+        self.out_dir = Path(out_dir)
+        self.seed = seed
+        callbacks = callbacks if isinstance(callbacks, list) else [] if callbacks is None else [callbacks]
+        # The server steps last in `on_aggregate_end`; what reports on a round comes last of all.
+        self.callbacks: list[FederatedCallback] = [*callbacks, self.server, CSVLog()]
+        if enable_progress_bar:
+            self.callbacks.append(ProgressBar())
+        self.fabric = make_fabric(
+            accelerator=accelerator,
+            strategy=strategy,
+            devices=devices,
+            num_nodes=num_nodes,
+            precision=precision,
+            callbacks=self.callbacks,
+            loggers=loggers,
+        )
+        self._launched = False
+        self.run_dir = self.out_dir
+        self.history: list[dict[str, Any]] = []
+        self.current_round = 0
+        self.eta_g = 0.0
+
+    def fit(self, model: LightningModule, datamodule: FederatedDataModule | Mapping[str, Dataset[Any]]) -> None:
+        """Run all rounds. The model holds the final global weights afterwards.
+
+        Args:
+            model: any LightningModule.
+            datamodule: the clients; a mapping of datasets by client name will do.
+        """
+        self._launch(self._fit, model, _as_datamodule(datamodule))
+
+    def validate(self, model: LightningModule, datamodule: FederatedDataModule) -> dict[str, float]:
+        """Metrics of the model's ``validation_step`` on the data module's validation data."""
+        return self._launch(self._evaluate, model, _as_datamodule(datamodule), "validation")
+
+    def _fit(self, model: LightningModule, datamodule: FederatedDataModule) -> None:
+        with Federation(self.fabric, model, datamodule) as self._federation:
+            self._set_up()
+            try:
+                self._call("on_fit_start")
+                for self.current_round in range(self.max_rounds):
+                    self._run_round(self.current_round)
+                self._federation.parameters.load(self.weights)
+                self._call("on_fit_end")
+            except BaseException as exception:
+                self._federation.parameters.load(self.weights)
+                self._call("on_exception", exception=exception)
+                raise
+
+    def _set_up(self) -> None:
+        federation = self._federation
+        self.cohort_size = _cohort_size(self.clients_per_round, len(federation.client_ids))
+        work = LocalWork(self.local_steps, self.local_epochs, federation.datamodule.batch_size, self.gradient_clip_val)
+        self._engine = SequentialEngine(self.fabric, federation.module, federation.view, federation.transfer, work)
+        self._costs = [float(work.batches(size)) for size in federation.sizes]
+        self.weights = federation.global_weights()
+        self._floats = federation.buffers.floats(self.weights.dtype)
+        self._integers = federation.buffers.integers()
+        self._previous = torch.empty_like(self.weights) if self.server.adaptive else None
+        self._reduction = Reduction(self.fabric, self.weights.numel(), self.weights.dtype, federation.buffers)
+        self.run_dir = new_run_dir(self.fabric, self.out_dir)
+        self.server.reset()
+        self.history = []
+        federation.view.max_rounds = self.max_rounds
+        federation.view.default_root_dir = federation.view.log_dir = str(self.run_dir)
+
+    def _run_round(self, round: int) -> None:
+        start = time.perf_counter()
+        federation = self._federation
+        federation.view.current_round = round
+        cohort = sample_cohort(self.seed, round, len(federation.client_ids), self.cohort_size)
+        hands = deal([self._costs[client] for client in cohort], self.fabric.world_size)
+        self._call("on_round_start", round=round, cohort=cohort)
+
+        self._reduction.start(len(cohort))
+        for position in hands[self.fabric.global_rank]:
+            self._train_client(round, position, cohort[position])
+        update = self._reduction.all_reduce(self._floats)
+
+        if self._previous is not None:
+            self._previous.copy_(self.weights)
+        self._call("on_aggregate_end", update=update)
+        if update.float_buffers is not None:
+            self._floats = update.float_buffers
+        if update.integer_buffers is not None:
+            self._integers = update.integer_buffers
+
+        row = {"round": round, "eta_g": self.eta_g, "clients": len(update.squared_norms), **update.metrics}
+        if self.validate_every and ((round + 1) % self.validate_every == 0 or round + 1 == self.max_rounds):
+            row.update(self._validate())
+        row["seconds"] = time.perf_counter() - start
+        self.history.append(row)
+        federation.view.callback_metrics = {name: torch.tensor(value) for name, value in row.items()}
+        self.fabric.log_dict({name: value for name, value in row.items() if name != "round"}, step=round)
+        self._call("on_round_end", round=round)
+
+    def _train_client(self, round: int, position: int, client: int) -> None:
+        federation = self._federation
+        client_id = federation.client_ids[client]
+        self._call("on_client_start", round=round, client_id=client_id)
+        federation.parameters.load(self.weights)
+        federation.buffers.load(self._floats, self._integers)
+        seed_local_steps(self.seed, round, client, self.fabric.device)
+        rng = generator(self.seed, round, client, Purpose.MINIBATCHES)
+        try:
+            metrics = self._engine.train(federation.datamodule.client_data(client_id), rng, self.local_lr_decay**round)
+        except Exception as exception:
+            raise ClientError(client_id, round, "local training", exception) from exception
+        weight = 1.0 if self.client_weights == "uniform" else float(federation.sizes[client])
+        self._reduction.add(position, federation.parameters.take_delta(self.weights), metrics, self._floats, weight)
+        federation.parameters.drop_gradients()
+        self._call("on_client_end", round=round, client_id=client_id)
+
+    def _validate(self) -> dict[str, float]:
+        """Metrics of the global model: of the average of the last two iterates where the step is adaptive."""
+        federation = self._federation
+        self._call("on_validation_start")
+        federation.buffers.load(self._floats, self._integers)
+        federation.parameters.load(self.weights)
+        metrics = federation.evaluate("validation")
+        if self._previous is not None and metrics:
+            federation.parameters.load(self._previous.lerp_(self.weights, 0.5))
+            metrics = {
+                **federation.evaluate("validation"),
+                **{f"{LAST_ITERATE}/{name}": value for name, value in metrics.items()},
+            }
+        self._call("on_validation_end", metrics=metrics)
+        return metrics
+
+    def _evaluate(self, model: LightningModule, datamodule: FederatedDataModule, stage: Stage) -> dict[str, float]:
+        with Federation(self.fabric, model, datamodule) as federation:
+            return federation.evaluate(stage)
+
+    def _call(self, hook: str, **arguments: Any) -> None:
+        # Fabric inspects signatures on each call, so hooks that nobody overrides are left out.
+        if any(getattr(type(c), hook, None) is not getattr(FederatedCallback, hook) for c in self.callbacks):
+            self.fabric.call(hook, loop=self, **arguments)
+
+    def _launch(self, function: Callable[..., Any], model: LightningModule, *arguments: Any) -> Any:
+        """Run a function on all ranks, started in whatever way the strategy starts them."""
+        if isinstance(self.fabric.strategy.launcher, _MultiProcessingLauncher):
+            return self._launch_processes(function, model, *arguments)
+        if not self._launched:
+            self.fabric.launch()
+            self._launched = True
+        return function(model, *arguments)
+
+    def _launch_processes(self, function: Callable[..., Any], model: LightningModule, *arguments: Any) -> Any:
+        """Fork or spawn the ranks for this call, and bring rank 0's results home by a file."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "results.pt"
+
+            def run(fabric: Fabric) -> None:
+                result = function(model, *arguments)
+                if fabric.is_global_zero:
+                    state = {"model": model.state_dict(), "server": self.server.state_dict()}
+                    torch.save({**state, "history": self.history, "run_dir": str(self.run_dir), "result": result}, path)
+
+            self.fabric.launch(run)
+            results = torch.load(path, map_location="cpu", weights_only=True)
+        model.load_state_dict(results["model"])
+        self.server.load_state_dict(results["server"])
+        self.history, self.run_dir = results["history"], Path(results["run_dir"])
+        return results["result"]
+
+    @property
+    def module(self) -> LightningModule:
+        """The module in training."""
+        return self._federation.module
+
+    @property
+    def datamodule(self) -> FederatedDataModule:
+        """Its clients."""
+        return self._federation.datamodule
+
+    @property
+    def client_ids(self) -> Sequence[str]:
+        """The clients' names, in the order that cohorts refer to."""
+        return self._federation.client_ids
+
+    @property
+    def engine_name(self) -> str:
+        """How a rank runs its clients."""
+        return self._engine.name
+
+
+def _as_datamodule(datamodule: Any) -> FederatedDataModule:
+    if isinstance(datamodule, Mapping):
+        return FederatedDataModule(datamodule)
+    if not isinstance(datamodule, FederatedDataModule):
+        raise ConfigurationError(
+            f"The data is a `{type(datamodule).__name__}`, which has no clients.",
+            "Give a `FederatedDataModule`, or a mapping of datasets by client name.",
+        )
+    return datamodule
+
+
+def _cohort_size(clients_per_round: int | float | None, population: int) -> int:
+    if clients_per_round is None:
+        return population
+    if isinstance(clients_per_round, float):
+        return max(1, round(clients_per_round * population))
+    if clients_per_round > population:
+        raise ConfigurationError(
+            f"`clients_per_round={clients_per_round}` is more than the {population} clients there are.",
+            "Choose fewer, or None for all.",
+        )
+    return clients_per_round
+
+
+def _check_settings(
+    max_rounds: int,
+    clients_per_round: int | float | None,
+    local_steps: int | None,
+    local_epochs: int | None,
+    validate_every: int,
+) -> None:
+    if (local_steps is None) == (local_epochs is None):
+        given = (
+            "neither" if local_steps is None else f"both `local_steps={local_steps}` and `local_epochs={local_epochs}`"
+        )
+        raise ConfigurationError(
+            f"The amount of local training is unclear: {given} of `local_steps` and `local_epochs` given.",
+            "Give exactly one of the two.",
+        )
+    for name, value, least in (
+        ("max_rounds", max_rounds, 0),
+        ("local_steps", local_steps, 1),
+        ("local_epochs", local_epochs, 1),
+        ("validate_every", validate_every, 0),
+    ):
+        if value is not None and value < least:
+            raise ConfigurationError(f"`{name}={value}` is less than {least}.", f"Give a whole number from {least} up.")
+    if isinstance(clients_per_round, float) and not 0 < clients_per_round <= 1:
+        raise ConfigurationError(
+            f"`clients_per_round={clients_per_round}` is not a fraction of the clients.",
+            "Give a float in (0, 1], a whole number of clients, or None for all.",
+        )
+    if clients_per_round is not None and clients_per_round < 1 and not isinstance(clients_per_round, float):
+        raise ConfigurationError(
+            f"`clients_per_round={clients_per_round}` is less than 1.", "Choose at least one client."
+        )
+
+
+def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigurationError(f"There is no {name} `{value}`.", f"Choose one of {choices(allowed)}.")

@@ -1,0 +1,3 @@
+from lightning_feddua.models.linear import LinearRegression
+
+__all__ = ["LinearRegression"]

@@ -1,0 +1,148 @@
+"""From the clients of a rank to the update of a round: one flat buffer, one all-reduce."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor
+
+from lightning_feddua.parameters import ModuleBuffers, scalar_dtype, squared_norm
+from lightning_feddua.table import Table, means, pack, packed_size, unpack
+
+# The table's column of ‖Δ_i‖²; no metric can have this name.
+_SQUARED_NORM = "‖Δ‖²"
+
+
+@dataclass
+class RoundUpdate:
+    """What the server learns from one round.
+
+    Args:
+        mean_delta: ``Δ̄``, the (weighted) mean of the clients' updates, flat.
+        squared_norms: ``‖Δ_i‖²`` of each client that took part, in cohort order.
+        client_weights: the weight of each client in the mean, on any scale; None for uniform.
+        metrics: training metrics, averaged over clients.
+        float_buffers: the mean of the clients' float buffers, flat; None without any.
+        integer_buffers: the maximum of the clients' integer buffers, flat; None without any.
+    """
+
+    mean_delta: Tensor
+    squared_norms: Tensor
+    client_weights: Tensor | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    float_buffers: Tensor | None = None
+    integer_buffers: Tensor | None = None
+
+    def half_mean_squared_norm(self) -> float:
+        """``½ Σ p_i ‖Δ_i‖²`` with the same weights ``p_i`` as in ``Δ̄``, or the step's guarantee breaks."""
+        norms = self.squared_norms.to(scalar_dtype(self.squared_norms.device))
+        if self.client_weights is None:
+            return 0.5 * norms.mean().item()
+        weights = self.client_weights.to(norms)
+        return 0.5 * ((weights * norms).sum() / weights.sum()).item()
+
+
+class Reduction:
+    """Streaming sums of one rank's clients, completed over all ranks by a single all-reduce.
+
+    The buffer holds, in this order, the weighted sum of the updates; the sums of float buffers and how many clients
+    changed them; a slot for each rank's integer buffers; the table of the clients' squared norms and metrics.
+
+    Args:
+        fabric: for the collective.
+        size: the number of trainable parameters.
+        dtype: the dtype of the sums, at least float32.
+        buffers: the module's buffers, averaged alongside.
+    """
+
+    def __init__(self, fabric: Fabric, size: int, dtype: torch.dtype, buffers: ModuleBuffers) -> None:
+        self._fabric = fabric
+        self._size = size
+        self._buffers = buffers
+        self._table = Table(fabric, [_SQUARED_NORM])
+        self._buffer = torch.zeros(0, dtype=dtype, device=fabric.device)
+
+    def start(self, cohort_size: int) -> None:
+        """Begin a round: all sums at zero."""
+        dtype = self._buffer.dtype
+        # A rank's slot ends with the word that it trained anybody.
+        slots = (self._fabric.world_size, self._buffers.integer_count + 1, packed_size(dtype))
+        sizes = [self._size, 2 * self._buffers.float_count, math.prod(slots), self._table.size(cohort_size, dtype)]
+        if self._buffer.numel() == sum(sizes):
+            self._buffer.zero_()
+        else:
+            self._buffer = self._buffer.new_zeros(sum(sizes))
+        self._delta_sum, floats, integers, self._rows = self._buffer.split(sizes)
+        self._float_sum, self._float_changed = floats.view(2, -1)
+        self._integer_slots = integers.view(slots)
+        self._integer_maximum: Tensor | None = None
+        self._table.start()
+
+    def add(
+        self,
+        position: int,
+        delta: Tensor,
+        metrics: Mapping[str, Tensor],
+        global_floats: Tensor | None = None,
+        weight: float = 1.0,
+    ) -> None:
+        """Add one trained client. Nothing is kept of ``delta`` but its sum and its norm.
+
+        Args:
+            position: the client's place in the cohort.
+            delta: its update ``Δ_i``.
+            metrics: its training metrics, scalars.
+            global_floats: the float buffers that the client started from.
+            weight: its weight in the mean, positive.
+        """
+        self._delta_sum.add_(delta, alpha=weight)
+        row = {name: (value, weight) for name, value in metrics.items()}
+        self._table.add(position, {_SQUARED_NORM: (squared_norm(delta), weight), **row})
+        if global_floats is not None:
+            floats = self._buffers.floats(global_floats.dtype)
+            assert floats is not None
+            self._float_sum.add_(floats, alpha=weight)
+            self._float_changed.add_(floats != global_floats)
+        if (integers := self._buffers.integers()) is not None:
+            known = self._integer_maximum
+            self._integer_maximum = integers if known is None else torch.maximum(known, integers)
+
+    def all_reduce(self, global_floats: Tensor | None = None) -> RoundUpdate:
+        """Complete the sums over all ranks. Every rank calls this once a round, with or without a client.
+
+        The mean update is a window on the buffer: it holds until the next round starts.
+        """
+        self._table.write(self._rows)
+        if self._integer_maximum is not None:
+            slot = torch.nn.functional.pad(self._integer_maximum, (0, 1), value=1)
+            self._integer_slots[self._fabric.global_rank] = pack(slot, self._buffer.dtype)
+        self._fabric.all_reduce(self._buffer, reduce_op="sum")
+
+        columns = self._table.read(self._rows)
+        norms, weights = columns.pop(_SQUARED_NORM)
+        total = float(weights.sum())
+        if total > 0:
+            self._delta_sum.div_(total)
+        return RoundUpdate(
+            mean_delta=self._delta_sum,
+            squared_norms=torch.from_numpy(norms[weights > 0]),
+            client_weights=torch.from_numpy(weights[weights > 0]),
+            metrics=means(columns),
+            float_buffers=self._mean_floats(global_floats, total),
+            integer_buffers=self._maximum_integers(),
+        )
+
+    def _mean_floats(self, global_floats: Tensor | None, total: float) -> Tensor | None:
+        if global_floats is None or total == 0:
+            return global_floats
+        # A buffer that no client changed keeps its exact value: constants do not drift by rounding.
+        return torch.where(self._float_changed > 0, self._float_sum / total, global_floats)
+
+    def _maximum_integers(self) -> Tensor | None:
+        if not self._buffers.integer_count:
+            return None
+        slots = unpack(self._integer_slots).to(torch.int64)
+        slots = slots[slots[:, -1] == 1, :-1]
+        return slots.amax(dim=0) if len(slots) else None

@@ -1,0 +1,225 @@
+"""FedDuA's server (Doubly Adaptive Federated Learning, arXiv 2505.11126, Algorithm 1) and the family around it.
+
+Every rule is one update, ``w ← w + η G⁻¹ v``, with three independent choices: the direction ``v`` (the mean update ``Δ̄``,
+or its momentum), the preconditioner ``G = √s + ε`` (identity, Adagrad, Adam, Yogi), and the step ``η`` (a constant, or
+FedDuA's ``η = m / (‖v‖²_{G⁻¹} + ε_g)`` with ``m = ½ mean ‖Δ_i‖²``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
+
+from lightning_feddua.callbacks.base import FederatedCallback
+from lightning_feddua.errors import ConfigurationError, choices
+from lightning_feddua.parameters import chunk_size, scalar_dtype
+from lightning_feddua.reduction import RoundUpdate
+from lightning_feddua.servers.preconditioners import PRECONDITIONERS
+
+if TYPE_CHECKING:
+    from lightning_feddua.loop import FederatedLoop
+
+
+class FedDuAServer(FederatedCallback):
+    """The whole family of server rules; the named rules fix its choices.
+
+    Args:
+        preconditioner: ``"identity"``, ``"adagrad"``, ``"adam"`` or ``"yogi"``.
+        step_size: ``"adaptive"`` for FedDuA's step, or a constant global learning rate η_g.
+        beta1: momentum of the direction; 0 for none.
+        beta2: memory of the Adam and Yogi accumulators.
+        eps: added to √s, for stability. With 0, coordinates that never moved stay where they are.
+        eps_g: added to the denominator of the adaptive step, for stability.
+        min_step: lower bound of the adaptive step (FedExP's original paper has 1.0); identity preconditioner only.
+        heavy_ball: accumulate the direction undamped, ``v = β₁ v + Δ̄``; constant steps only.
+        bias_correction: divide v, s and m by their missing mass in early rounds, as the original Adam does.
+        initial_accumulator: the value of s before the first round.
+
+    Example:
+        >>> server = FedDuAServer("identity")
+        >>> weights = torch.zeros(2, dtype=torch.float64)
+        >>> deltas = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
+        >>> server.step(weights, RoundUpdate(deltas.mean(0), deltas.square().sum(1)))
+        1.0
+        >>> weights
+        tensor([0.5000, 0.5000], dtype=torch.float64)
+    """
+
+    def __init__(
+        self,
+        preconditioner: Literal["identity", "adagrad", "adam", "yogi"] = "adagrad",
+        step_size: Literal["adaptive"] | float = "adaptive",
+        beta1: float = 0.0,
+        beta2: float = 0.99,
+        eps: float = 1e-9,
+        eps_g: float = 0.0,
+        min_step: float | None = None,
+        heavy_ball: bool = False,
+        bias_correction: bool = False,
+        initial_accumulator: float = 0.0,
+    ) -> None:
+        if preconditioner not in PRECONDITIONERS:
+            raise ConfigurationError(
+                f"There is no preconditioner `{preconditioner}`.", f"Choose one of {choices(PRECONDITIONERS)}."
+            )
+        if step_size != "adaptive" and (isinstance(step_size, str) or not step_size > 0):
+            raise ConfigurationError(
+                f"The step size `{step_size}` is neither `adaptive` nor positive.", "Give one of the two."
+            )
+        for name, beta in (("beta1", beta1), ("beta2", beta2)):
+            if not 0 <= beta < 1:
+                raise ConfigurationError(f"`{name}={beta}` lies outside [0, 1).", "Choose a value inside, such as 0.9.")
+        for name, value in (("eps", eps), ("eps_g", eps_g), ("initial_accumulator", initial_accumulator)):
+            if not 0 <= value < float("inf"):
+                raise ConfigurationError(f"`{name}={value}` is not a number from 0 up.", "Choose 0 or a small number.")
+        if min_step is not None and (preconditioner != "identity" or step_size != "adaptive"):
+            raise ConfigurationError(
+                f"`min_step={min_step}` was given for a rule that is not FedExP's.",
+                "Leave it out: under a preconditioner the step has the units of the update.",
+            )
+        if heavy_ball and step_size == "adaptive":
+            raise ConfigurationError(
+                "`heavy_ball=True` was given with the adaptive step, whose guarantee needs the damped direction.",
+                "Leave it out, or give a constant `step_size`.",
+            )
+        self.preconditioner = preconditioner
+        self.step_size = step_size
+        self.beta1, self.beta2 = beta1, beta2
+        self.eps, self.eps_g = eps, eps_g
+        self.min_step = min_step
+        self.heavy_ball = heavy_ball
+        self.bias_correction = bias_correction
+        self.initial_accumulator = initial_accumulator
+        self._accumulate = PRECONDITIONERS[preconditioner]
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all rounds."""
+        self._s: Tensor | None = None
+        self._v: Tensor | None = None
+        self._m = 0.0
+        self._rounds = 0
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether the step is set from the data; then evaluation averages the last two iterates."""
+        return self.step_size == "adaptive"
+
+    def on_aggregate_end(self, loop: FederatedLoop, update: RoundUpdate) -> None:
+        """Apply the round's update to the loop's global weights."""
+        loop.eta_g = self.step(loop.weights, update)
+
+    @torch.no_grad()
+    def step(self, weights: Tensor, update: RoundUpdate) -> float:
+        """Move the weights, in place, by one round's update.
+
+        Args:
+            weights: the global weights ``w_t``, flat.
+            update: the round's mean update and squared norms, which stay as they are.
+
+        Returns:
+            The global learning rate η; 0 where the direction vanishes, and then the weights stay.
+        """
+        self._prepare(weights, update)
+        self._rounds += 1
+        self._m = self.beta1 / 2 * self._m + (1 - self.beta1) * update.half_mean_squared_norm()
+        squared_norm = self._update_moments(update.mean_delta)
+        eta = self._eta(squared_norm)
+        if eta == 0:
+            rank_zero_warn(
+                f"{type(self).__name__}: a round's update vanished, so the weights stay. The log has `eta_g` = 0 there."
+            )
+            return 0.0
+        scale = eta * self._bias_correction(self.beta1)
+        for w, v, s in self._chunks(weights, self._direction(update.mean_delta), self._s):
+            w.add_(self._precondition(v, s), alpha=scale)
+        return eta
+
+    def _prepare(self, weights: Tensor, update: RoundUpdate) -> None:
+        if update.mean_delta.shape != weights.shape or weights.dim() != 1:
+            raise ValueError(
+                f"The mean update has shape {tuple(update.mean_delta.shape)} and the weights {tuple(weights.shape)}."
+                " Both must be the same flat vector."
+            )
+        if self._s is None and self._accumulate is not None:
+            self._s = torch.full_like(weights, self.initial_accumulator)
+        if self._v is None and self.beta1 > 0:
+            self._v = torch.zeros_like(weights)
+
+    def _update_moments(self, mean_delta: Tensor) -> Tensor | None:
+        """Bring v and s up to date; return ``‖v‖²_{G⁻¹}`` in float64 where the step needs it."""
+        total = torch.zeros((), dtype=scalar_dtype(mean_delta.device), device=mean_delta.device)
+        damping = 1.0 if self.heavy_ball else 1 - self.beta1
+        for delta, v, s in self._chunks(mean_delta, self._v, self._s):
+            if v is not None:
+                v.mul_(self.beta1).add_(delta, alpha=damping)
+            if s is not None and self._accumulate is not None:
+                self._accumulate(s, delta, self.beta2)
+            if self.adaptive:
+                direction = delta if v is None else v
+                total += torch.dot(direction.to(total.dtype), self._precondition(direction, s).to(total.dtype))
+        return total if self.adaptive else None
+
+    def _eta(self, squared_norm: Tensor | None) -> float:
+        if squared_norm is None:
+            assert not isinstance(self.step_size, str)
+            return float(self.step_size)
+        correction = self._bias_correction(self.beta1)
+        denominator = correction**2 * squared_norm.item() + self.eps_g
+        # Written so that a denominator that underflows or vanishes gives 0, and NaN passes through to be seen.
+        eta = correction * self._m / denominator if denominator != 0 else 0.0
+        if self.min_step is not None and eta > 0:
+            eta = max(eta, self.min_step)
+        return eta if eta != float("inf") else 0.0
+
+    def _direction(self, mean_delta: Tensor) -> Tensor:
+        return mean_delta if self._v is None else self._v
+
+    def _precondition(self, v: Tensor, s: Tensor | None) -> Tensor:
+        """``G⁻¹ v`` for one chunk; 0 where G is 0, be it by a coordinate that never moved or by underflow."""
+        if s is None:
+            return v
+        scale = s.sqrt()
+        if self.bias_correction and self.preconditioner != "adagrad":
+            scale.mul_(self._bias_correction(self.beta2) ** 0.5)
+        if self.eps > 0:
+            scale.add_(self.eps)
+        else:
+            scale.masked_fill_(scale == 0, float("inf"))
+        return torch.div(v, scale, out=scale)
+
+    def _bias_correction(self, beta: float) -> float:
+        return 1 / (1 - beta**self._rounds) if self.bias_correction and not self.heavy_ball else 1.0
+
+    @staticmethod
+    def _chunks(*vectors: Tensor | None) -> Iterator[tuple[Any, ...]]:
+        """Windows of all vectors in step, so that temporaries stay in the cache and are never d-sized."""
+        first = next(vector for vector in vectors if vector is not None)
+        size = chunk_size(first.device)
+        for start in range(0, first.numel(), size):
+            yield tuple(None if vector is None else vector[start : start + size] for vector in vectors)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything the next round depends on, as tensors and numbers."""
+        state: dict[str, Any] = {"rule": type(self).__name__, "m": self._m, "rounds": self._rounds}
+        if self._s is not None:
+            state["s"] = self._s
+        if self._v is not None:
+            state["v"] = self._v
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from the state of another server of the same rule."""
+        if state["rule"] != type(self).__name__:
+            raise ConfigurationError(
+                f"The saved server state belongs to `{state['rule']}`, and this is `{type(self).__name__}`.",
+                "Resume with the same server rule, or start afresh.",
+            )
+        self._s = None if "s" not in state else state["s"].clone()
+        self._v = None if "v" not in state else state["v"].clone()
+        self._m = float(state["m"])
+        self._rounds = int(state["rounds"])

@@ -1,0 +1,28 @@
+"""Accumulators ``s`` of the squared mean update; the preconditioner is ``G = √s + ε``."""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+# Updates `s` in place with the round's mean update: (s, mean_delta, beta2).
+Accumulate = Callable[[Tensor, Tensor, float], object]
+
+
+def adagrad(s: Tensor, mean_delta: Tensor, beta2: float) -> None:
+    """``s += Δ̄²``."""
+    s.addcmul_(mean_delta, mean_delta)
+
+
+def adam(s: Tensor, mean_delta: Tensor, beta2: float) -> None:
+    """``s = β₂ s + (1 − β₂) Δ̄²``."""
+    s.mul_(beta2).addcmul_(mean_delta, mean_delta, value=1 - beta2)
+
+
+def yogi(s: Tensor, mean_delta: Tensor, beta2: float) -> None:
+    """``s −= (1 − β₂) Δ̄² sign(s − Δ̄²)``."""
+    square = mean_delta.square()
+    s.addcmul_(square, (s - square).sign_(), value=beta2 - 1)
+
+
+# None: G is the identity.
+PRECONDITIONERS: dict[str, Accumulate | None] = {"identity": None, "adagrad": adagrad, "adam": adam, "yogi": yogi}
