@@ -27,8 +27,8 @@ Stage = Literal["validation", "test"]
 class Evaluator:
     """Runs ``validation_step`` or ``test_step`` over a dataset.
 
-    Batch k is the same samples whatever the world size, and rank ``k mod world_size`` takes it. What is logged from each
-    batch comes back in batch order, so that means do not depend on the number of ranks, and no sample counts twice.
+    Batch k is the same samples whatever the world size, and rank ``k mod world_size`` takes it. What is logged from
+    each batch comes back in batch order, so that means do not depend on the number of ranks; no sample counts twice.
 
     Args:
         fabric: devices, precision, the collective.

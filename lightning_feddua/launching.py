@@ -3,6 +3,7 @@
 import os
 from typing import Any
 
+import torch
 from lightning.fabric import Fabric
 from lightning.fabric.plugins.environments import TorchElasticEnvironment
 from lightning.fabric.strategies import DDPStrategy, SingleDeviceStrategy
@@ -35,6 +36,12 @@ def make_fabric(
             "Use `auto` or `ddp`: here each rank trains whole clients.",
         )
     return fabric
+
+
+def leave_process_group() -> None:
+    """Close the connections to other ranks at the end of the process; gloo may abort where they are left open."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def _match_torchrun(devices: Any, num_nodes: int) -> tuple[Any, int]:

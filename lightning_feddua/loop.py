@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,7 @@ from lightning_feddua.data.module import FederatedDataModule
 from lightning_feddua.errors import ClientError, ConfigurationError, choices
 from lightning_feddua.evaluation import Stage
 from lightning_feddua.federation import Federation
-from lightning_feddua.launching import make_fabric
+from lightning_feddua.launching import leave_process_group, make_fabric
 from lightning_feddua.reduction import Reduction
 from lightning_feddua.run_dir import new_run_dir
 from lightning_feddua.sampling import Purpose, deal, generator, sample_cohort, seed_local_steps
@@ -48,8 +49,8 @@ class FederatedLoop:
         clients_per_round: how many clients take part in a round; a fraction of them if a float; all if None.
         local_steps: the number of local steps of each client; or
         local_epochs: the number of passes over a client's data. Exactly one of the two.
-        client_weights: ``"uniform"``, or ``"samples"`` to weigh clients by their number of samples, in the mean update and
-            in FedDuA's norms alike.
+        client_weights: ``"uniform"``, or ``"samples"`` to weigh clients by their number of samples, in the mean update
+            and in FedDuA's norms alike.
         gradient_clip_val: the largest global norm of a local gradient; None for no clipping.
         local_lr_decay: multiplies the module's learning rates in each round after the first.
         engine: ``"auto"`` or ``"sequential"``: how a rank runs its clients.
@@ -153,8 +154,9 @@ class FederatedLoop:
             self._set_up()
             try:
                 self._call("on_fit_start")
-                for self.current_round in range(self.max_rounds):
-                    self._run_round(self.current_round)
+                for round in range(self.max_rounds):
+                    self.current_round = round
+                    self._run_round(round)
                 self._federation.parameters.load(self.weights)
                 self._call("on_fit_end")
             except BaseException as exception:
@@ -258,7 +260,11 @@ class FederatedLoop:
         if not self._launched:
             self.fabric.launch()
             self._launched = True
-        return function(model, *arguments)
+            atexit.register(leave_process_group)
+        result = function(model, *arguments)
+        # Ranks leave together, so that none closes its connections on another's last exchange.
+        self.fabric.barrier()
+        return result
 
     def _launch_processes(self, function: Callable[..., Any], model: LightningModule, *arguments: Any) -> Any:
         """Fork or spawn the ranks for this call, and bring rank 0's results home by a file."""

@@ -35,8 +35,8 @@ def squared_norm(vector: Tensor) -> Tensor:
 class FlatParameters:
     """The trainable parameters of a module as views of one flat vector.
 
-    While this object holds them, ``vector`` and the module's parameters share memory: loading global weights is one copy,
-    a client's update is one subtraction in place. Frozen parameters stay where they are; tied ones appear once.
+    While this object holds them, ``vector`` and the module's parameters share memory: loading global weights is one
+    copy, a client's update is one subtraction in place. Frozen parameters stay where they are; tied ones appear once.
 
     Args:
         module: the module, already on its device and in its precision.

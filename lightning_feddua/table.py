@@ -1,4 +1,4 @@
-"""Named numbers, a row for each client or batch, exchanged between ranks exactly and without knowing the names ahead."""
+"""Named numbers, a row for each client or batch, exchanged between ranks exactly and without agreeing on names."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -17,9 +17,9 @@ Row = Mapping[str, tuple[Tensor, float]]
 class Table:
     """Rows of named, weighted numbers that travel in a window of an all-reduced buffer.
 
-    A row is written by one rank and is zero on the others, so that the sum over ranks is the row itself, to the last bit:
-    numbers are split into parts of the buffer's dtype without loss of precision or range. Means are taken in row order.
-    What is computed from a table therefore does not depend on how many ranks there are.
+    A row is written by one rank and is zero on the others, so that the sum over ranks is the row itself, to the last
+    bit: numbers are split into parts of the buffer's dtype without loss of precision or range. Means are taken in row
+    order. What is computed from a table therefore does not depend on how many ranks there are.
 
     Names that nobody has used before raise a flag in the table; all ranks then exchange the rows by name once, and have
     columns for them from the next time on.
@@ -136,4 +136,6 @@ def unpack(parts: Tensor) -> Tensor:
     if parts.shape[-1] == 1:
         return parts.squeeze(-1)
     high, middle, low, exponent = parts.unbind(-1)
-    return torch.ldexp(high + middle + low, exponent)
+    # In two halves, because 2^exponent alone may overflow.
+    half = torch.floor(exponent / 2)
+    return torch.ldexp(torch.ldexp(high + middle + low, half), exponent - half)

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class TrainerView:
     """Answers for the Trainer that a LightningModule was written for.
 
-    Counters have local meaning: ``current_epoch`` and ``global_step`` count the passes and optimizer steps of the client
-    in training, from 0 in each round; ``max_epochs``, ``max_steps`` and ``estimated_stepping_batches`` are those of one
-    client in one round. ``current_round`` and ``max_rounds`` tell where the federated run is.
+    Counters have local meaning: ``current_epoch`` and ``global_step`` count the passes and optimizer steps of the
+    client in training, from 0 in each round; ``max_epochs``, ``max_steps`` and ``estimated_stepping_batches`` are those
+    of one client in one round. ``current_round`` and ``max_rounds`` tell where the federated run is.
 
     Args:
         fabric: answers for ranks and devices.

@@ -11,8 +11,9 @@ class FederatedCallback:
     """Something that happens during a federated run.
 
     Every hook is called on every rank. A subclass overrides what it needs and may leave out arguments it does not use:
-    Fabric passes those that a method names. In ``on_aggregate_end`` the server comes last, so a callback may still change
-    the update (clip it, add noise); in ``on_round_end`` the new weights and the round's row of ``loop.history`` are there.
+    Fabric passes those that a method names. In ``on_aggregate_end`` the server comes last, so a callback may still
+    change the update (clip it, add noise); in ``on_round_end`` the new weights and the round's row of ``loop.history``
+    are there.
     """
 
     def on_fit_start(self, loop: FederatedLoop) -> None:

@@ -49,7 +49,7 @@ class LocalOptimizers:
         configs = [s.get("scheduler") if isinstance(s, dict) else s for s in schedulers]
         if any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in configs):
             raise ConfigurationError(
-                f"`{name}.configure_optimizers` returned a `ReduceLROnPlateau`, which has no metric to watch in a client.",
+                f"`{name}.configure_optimizers` returned a `ReduceLROnPlateau`, and a client has no metric to watch.",
                 "Use another scheduler, or the loop's `local_lr_decay`.",
             )
         if module.automatic_optimization:

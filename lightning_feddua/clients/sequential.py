@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from lightning import LightningModule
 from lightning.fabric import Fabric
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -67,7 +68,7 @@ class SequentialEngine:
         self._transfer = transfer
         self._work = work
         self._capture = LogCapture(fabric.device)
-        self._losses = LogCapture(fabric.device)
+        self._losses: list[Tensor] = []
         self._precision = fabric.strategy.precision
         self._scaler = getattr(self._precision, "scaler", None)
         self._initial_scaler = None if self._scaler is None else self._scaler.state_dict()
@@ -91,7 +92,7 @@ class SequentialEngine:
         view, work, capture = self._view, self._work, self._capture
         self._optimizers.reset(lr_factor)
         capture.start()
-        self._losses.start()
+        self._losses = []
         if self._scaler is not None:
             self._scaler.load_state_dict(self._initial_scaler)
         view.training = True
@@ -120,7 +121,6 @@ class SequentialEngine:
         module, view = self._module, self._view
         batch = self._transfer(batch)
         self._capture.start_batch(batch)
-        self._losses.start_batch(batch)
         if self._hook("on_train_batch_start", batch, batch_idx) == -1:
             return
         outputs: list[Any] = [None]
@@ -150,7 +150,7 @@ class SequentialEngine:
             else:
                 output = self._module.training_step(batch)
         if (loss := _loss(output)) is not None:
-            self._losses.log("loss", loss)
+            self._losses.append(loss.detach())
         return output
 
     def _zero_grad(self, batch_idx: int) -> None:
@@ -208,9 +208,9 @@ class SequentialEngine:
         return getattr(self._module, name)(*args) if name in self._overridden else None
 
     def _results(self) -> dict[str, Tensor]:
-        # The module's own `loss`, where it logs one under this name, comes before ours.
-        logged = {**self._losses.values(), **self._capture.values()}
-        results = {name: value for name, (value, _) in logged.items()}
+        results = {"loss": torch.stack(self._losses).mean()} if self._losses else {}
+        # A module that logs a `loss` of its own has the last word.
+        results.update({name: value for name, (value, _) in self._capture.values().items()})
         for name, metric in self._capture.metrics.items():
             # The client's own value: nothing is exchanged with other ranks during local training.
             with metric.sync_context(should_sync=False):

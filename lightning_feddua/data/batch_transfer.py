@@ -30,6 +30,7 @@ class BatchTransfer:
         self._convert = None if isinstance(precision, MixedPrecision) else precision.convert_input
 
     def __call__(self, batch: Any) -> Any:
+        """The batch on the device."""
         if self._before is not None:
             batch = self._before(batch, 0)
         if self._move is not None:

@@ -14,8 +14,8 @@ Collate = Callable[[list[Any]], Any]
 class ClientData:
     """Minibatches of one dataset, without a DataLoader.
 
-    A ``TensorDataset``, or any ``Subset`` of one, is indexed as a whole; any other map-style dataset gives its samples to
-    ``collate_fn``. Either way a batch looks as a DataLoader would make it.
+    A ``TensorDataset``, or any ``Subset`` of one, is indexed as a whole; any other map-style dataset gives its samples
+    to ``collate_fn``. Either way a batch looks as a DataLoader would make it.
 
     Args:
         dataset: a map-style dataset.
@@ -34,6 +34,9 @@ class ClientData:
 
     def batch(self, positions: np.ndarray) -> Any:
         """The batch of the samples at these positions; its tensors are copies, so a step may change them."""
+        if self._tensors is not None and self._indices is None and len(positions) == len(self):
+            # All of them, in order or not: a plain copy is several times faster than gathering rows.
+            return [tensor.clone() for tensor in self._tensors]
         index = positions if self._indices is None else self._indices[positions]
         if self._tensors is not None:
             rows = torch.from_numpy(index)
@@ -55,10 +58,10 @@ def minibatches(
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Positions of a client's minibatches, reshuffled in each pass.
 
-    With ``steps``, exactly that many minibatches of ``min(batch_size, size)`` samples, from an endless stream of shuffled
-    passes: a minibatch may take the end of one pass and the start of the next. With ``epochs``, whole passes as a
-    DataLoader makes them: the last minibatch of a pass has what is left. A client that fits into one minibatch uses all
-    its samples, in order, in each step.
+    With ``steps``, exactly that many minibatches of ``min(batch_size, size)`` samples, from an endless stream of
+    shuffled passes: a minibatch may take the end of one pass and the start of the next. With ``epochs``, whole passes
+    as a DataLoader makes them: the last minibatch of a pass has what is left. A client that fits into one minibatch
+    uses all its samples, in order, in each step.
 
     Args:
         size: the number of samples.

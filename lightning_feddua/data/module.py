@@ -96,5 +96,5 @@ class FederatedDataModule(LightningDataModule):
         return [] if dataset is None else DataLoader(dataset, self.eval_batch_size, collate_fn=self.collate_fn)
 
     def __repr__(self) -> str:
-        samples = sum(len(dataset) for dataset in self.clients.values())  # type: ignore[arg-type]
+        samples = sum(len(self.client_data(client_id)) for client_id in self.client_ids)
         return f"{type(self).__name__}({len(self.clients)} clients, {samples:,} samples)"

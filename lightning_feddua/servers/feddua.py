@@ -1,8 +1,8 @@
 """FedDuA's server (Doubly Adaptive Federated Learning, arXiv 2505.11126, Algorithm 1) and the family around it.
 
-Every rule is one update, ``w ← w + η G⁻¹ v``, with three independent choices: the direction ``v`` (the mean update ``Δ̄``,
-or its momentum), the preconditioner ``G = √s + ε`` (identity, Adagrad, Adam, Yogi), and the step ``η`` (a constant, or
-FedDuA's ``η = m / (‖v‖²_{G⁻¹} + ε_g)`` with ``m = ½ mean ‖Δ_i‖²``).
+Every rule is one update, ``w ← w + η G⁻¹ v``, with three independent choices: the direction ``v`` (the mean update
+``Δ̄``, or its momentum), the preconditioner ``G = √s + ε`` (identity, Adagrad, Adam, Yogi), and the step ``η`` (a
+constant, or FedDuA's ``η = m / (‖v‖²_{G⁻¹} + ε_g)`` with ``m = ½ mean ‖Δ_i‖²``).
 """
 
 from __future__ import annotations

@@ -1,0 +1,12 @@
+import os
+
+# Before torch is imported: a forked rank hangs if its parent has used more than one OpenMP thread.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)

@@ -1,0 +1,67 @@
+"""Real torchrun processes with gloo: the number of ranks changes nothing but the time."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+WORLD_SIZES = (1, 2, 3)
+
+
+def torchrun(*arguments, processes, module="tests.distributed.train"):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(
+        [*command, "-m", module, *map(str, arguments)], env=environment, capture_output=True, text=True, timeout=300
+    )
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    folders = {n: tmp_path_factory.mktemp(f"ranks{n}") for n in WORLD_SIZES}
+    for n, folder in folders.items():
+        finished = torchrun(folder, processes=n)
+        assert finished.returncode == 0, finished.stderr
+    return {n: {r["name"]: r for r in torch.load(f / "results.pt", weights_only=True)} for n, f in folders.items()}
+
+
+@pytest.mark.parametrize("run", ["partial", "idle rank", "classifier"])
+@pytest.mark.parametrize("ranks", WORLD_SIZES[1:])
+def test_same_cohorts_minibatches_and_weights(results, run, ranks):
+    one, many = results[1][run], results[ranks][run]
+    assert (one["world_size"], many["world_size"]) == (1, ranks)
+    assert one["cohorts"] == many["cohorts"]
+    assert len({tuple(cohort) for cohort in one["cohorts"]}) > 1
+    for a, b in zip(one["history"], many["history"], strict=True):
+        assert a == pytest.approx(b, rel=1e-10, abs=1e-12)
+    for name, value in one["state"].items():
+        torch.testing.assert_close(many["state"][name], value, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("run", ["partial", "idle rank", "classifier"])
+@pytest.mark.parametrize("ranks", WORLD_SIZES[1:])
+def test_one_all_reduce_a_round(results, run, ranks):
+    collectives = results[ranks][run]["collectives"]
+    # The names of the metrics are learnt in the first round.
+    assert collectives[0] == {"all_reduce": 1, "other": 1}
+    assert collectives[1:] == [{"all_reduce": 1, "other": 0}] * 19
+
+
+def test_devices_that_do_not_match_torchrun(tmp_path):
+    arguments = ["fit", "--config", "synthetic", "--loop.devices", 3, "--loop.out_dir", tmp_path]
+    finished = torchrun(*arguments, processes=2, module="lightning_feddua")
+    assert finished.returncode != 0
+    assert "`devices=3` does not match torchrun, which started 2 processes on this node. Leave" in finished.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_cli_under_torchrun_writes_one_run(tmp_path):
+    settings = ["--loop.max_rounds", 2, "--data.dim", 50, "--model.dim", 50, "--loop.out_dir", tmp_path]
+    finished = torchrun("fit", "--config", "synthetic", *settings, processes=2, module="lightning_feddua")
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.count("results in") == 1
+    assert "2 ranks: 2 x cpu" in finished.stdout
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["version_0"]
+    assert sorted(p.name for p in (tmp_path / "version_0").iterdir()) == ["metrics.csv", "recipe.yaml"]

@@ -1,0 +1,127 @@
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from lightning_feddua import __version__
+from lightning_feddua.cli import main
+from lightning_feddua.recipes import check_recipe, find_recipe, load_recipe, merge, shipped_recipes, split_presets
+
+SMALL = ["--loop.max_rounds", "2", "--data.dim", "30", "--model.dim", "30", "--loop.enable_progress_bar", "false"]
+
+
+def fit(tmp_path, *arguments):
+    return main(["fit", "--config", "synthetic", *SMALL, "--loop.out_dir", str(tmp_path), *arguments])
+
+
+def resolved(tmp_path):
+    return yaml.safe_load((tmp_path / "version_0/recipe.yaml").read_text())
+
+
+def test_fit_saves_the_resolved_recipe_and_can_repeat_it(tmp_path):
+    assert fit(tmp_path, "--model.lr", "0.03") == 0
+    recipe = resolved(tmp_path)
+    assert recipe["server"]["class_path"].endswith("FedDuAdagrad")
+    assert recipe["model"]["init_args"] == {"dim": 30, "lr": 0.03}
+    assert recipe["loop"]["max_rounds"] == 2
+    assert main(["fit", "--config", str(tmp_path / "version_0/recipe.yaml")]) == 0
+    first, second = ((tmp_path / f"version_{i}/metrics.csv").read_text().splitlines() for i in range(2))
+
+    def without_seconds(lines):
+        return [line.rpartition(",")[0] for line in lines]
+
+    assert without_seconds(first) == without_seconds(second)
+    assert first[0].endswith(",seconds")
+
+
+def test_server_brings_its_preset_and_overrides_win(tmp_path):
+    assert fit(tmp_path, "--server", "FedAvg", "--server.eta_g", "2.0") == 0
+    recipe = resolved(tmp_path)
+    assert recipe["server"]["init_args"] == {"eta_g": 2.0}
+    assert recipe["model"]["init_args"]["lr"] == 0.01
+
+
+def test_server_without_preset_keeps_the_recipe(tmp_path):
+    recipe = load_recipe(find_recipe("synthetic"))
+    del recipe["presets"]
+    (tmp_path / "plain.yaml").write_text(yaml.safe_dump(recipe))
+    arguments = ["fit", "--config", str(tmp_path / "plain.yaml"), "--server=FedExP", *SMALL]
+    assert main([*arguments, "--loop.out_dir", str(tmp_path)]) == 0
+    assert resolved(tmp_path)["server"]["class_path"].endswith("FedExP")
+    assert resolved(tmp_path)["model"]["init_args"]["lr"] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--server", "FedFoo"], "There is no server `FedFoo`. "),
+        (["--server", "os.path"], "There is no server `os.path`. "),
+        (["--server.epz", "1"], "`server`, a `FedDuAdagrad`, has no argument `epz`. Write `eps` if that was meant"),
+        (["--loop.max_round", "3"], "`loop`, a `FederatedLoop`, has no argument `max_round`. Write `max_rounds`"),
+        (["--loop.local_steps", "many"], "`loop.local_steps` cannot be `many`. Give a value of type int"),
+        (["--model.lr", "fast"], "`lr` cannot be `fast`. Give a value of type float"),
+        (["--server.eps", "-1"], "`eps=-1.0` is not a number from 0 up. "),
+        (["--server", "FedDuAdam", "--server.beta1", "1"], "`beta1=1.0` lies outside [0, 1). "),
+        (["--preset", "Fast"], "The recipe has no preset `Fast`. Choose one of `FedAdagrad`"),
+        (["--loop.clients_per_round", "21"], "`clients_per_round=21` is more than the 20 clients there are. "),
+        (["--config"], "`--config` has no value. "),
+        (["--confg", "x"], "unrecognized arguments: --confg x. See"),
+    ],
+)
+def test_bad_command_lines(tmp_path, capsys, arguments, message):
+    assert fit(tmp_path, *arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("feddua: error: ")
+    assert message in error
+    assert error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("server: {class_path: FedFoo}", "There is no server `FedFoo`. "),
+        ("server: {class_path: FedExP, init_args: {eps_gg: 1}}", "`server`, a `FedExP`, has no argument `eps_gg`. "),
+        ("server: {class: FedExP}", "`server` does not choose a class. "),
+        ("loop: {max_rouds: 3}", "has no argument `max_rouds`. Write `max_rounds` if that was meant"),
+        ("loop: 3", "The recipe's `loop` is `3`. "),
+        ("modl: {}", "The recipe has no section `modl`. Write `model` if that was meant"),
+        ("presets: [1]", "`presets` are not mappings. "),
+        ("a: [", "is not valid YAML"),
+        ("- 1", "holds a list, not a mapping. "),
+    ],
+)
+def test_bad_recipes(tmp_path, capsys, change, message):
+    (tmp_path / "bad.yaml").write_text(change)
+    assert main(["fit", "--config", str(tmp_path / "bad.yaml")]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_missing_recipe(capsys):
+    assert main(["fit", "--config", "recipes/nosuch.yaml"]) == 2
+    assert "The recipe `recipes/nosuch.yaml` does not exist. Give the path" in capsys.readouterr().err
+
+
+def test_merge_starts_from_defaults_when_the_class_changes():
+    recipe = {"server": {"class_path": "A", "init_args": {"x": 1}}, "loop": {"a": 1, "b": 2}}
+    changed = merge(recipe, {"server": {"class_path": "B"}, "loop": {"b": 3}})
+    assert changed == {"server": {"class_path": "B"}, "loop": {"a": 1, "b": 3}}
+
+
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_every_shipped_recipe_and_preset_parses(name, capsys):
+    recipe, presets = split_presets(load_recipe(find_recipe(name)))
+    for preset in (None, *presets):
+        check_recipe(merge(recipe, presets[preset]) if preset else recipe)
+        with pytest.raises(SystemExit) as stop:
+            main(["fit", "--config", name, *(["--preset", preset] if preset else []), "--print_config"])
+        assert stop.value.code == 0
+        printed = yaml.safe_load(capsys.readouterr().out)
+        if preset:
+            assert printed["server"]["class_path"].endswith(presets[preset]["server"]["class_path"])
+
+
+def test_console_script_answers_version():
+    finished = subprocess.run([sys.executable, "-m", "lightning_feddua", "--version"], capture_output=True, text=True)
+    assert finished.stdout.strip() == f"feddua {__version__}"

@@ -1,0 +1,328 @@
+import csv
+
+import numpy as np
+import pytest
+import torch
+from lightning import LightningModule
+from lightning.fabric.loggers import CSVLogger
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from lightning_feddua import (
+    ClientError,
+    ConfigurationError,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedDuAdagrad,
+    FedDuAdam,
+    FederatedCallback,
+    FederatedDataModule,
+    FederatedLoop,
+    FedExP,
+)
+from lightning_feddua.data import SyntheticRegression
+from lightning_feddua.models import LinearRegression
+from tests.modules import Classifier, classification
+from tests.oracle import Server, gradient_descent_deltas
+
+
+@pytest.fixture
+def make_loop(tmp_path):
+    def make(**arguments):
+        defaults = {"max_rounds": 3, "out_dir": tmp_path, "enable_progress_bar": False, "accelerator": "cpu"}
+        if "local_epochs" not in arguments:
+            defaults["local_steps"] = 4
+        return FederatedLoop(**{**defaults, **arguments})
+
+    return make
+
+
+@pytest.fixture
+def clients():
+    sizes = {"a": 30, "b": 60, "c": 75, "d": 10}
+    return FederatedDataModule(
+        {name: classification(size, seed) for seed, (name, size) in enumerate(sizes.items())},
+        val_dataset=classification(70, seed=9),
+        batch_size=20,
+        eval_batch_size=32,
+    )
+
+
+@pytest.mark.parametrize(
+    ("server", "oracle", "lr"),
+    [
+        (FedDuAdagrad(eps=0.0), Server("adagrad"), 0.1),
+        (FedDuAdam(eps=0.0), Server("adam", beta1=0.9), 0.1),
+        # FedExP's long steps amplify rounding errors from 1e-16 to 1e-6 in 30 rounds at larger rates, in NumPy as well.
+        (FedExP(), Server(), 0.001),
+        (FedAvgM(eta_g=0.5), Server(eta=0.5, beta1=0.9, heavy_ball=True), 0.1),
+    ],
+    ids=["FedDuAdagrad", "FedDuAdam", "FedExP", "FedAvgM"],
+)
+def test_loop_agrees_with_closed_form_of_gradient_descent(make_loop, server, oracle, lr):
+    data = SyntheticRegression()
+    xs, ys = zip(*(tuple(t.numpy() for t in c.tensors) for c in data.clients.values()), strict=True)
+    ys = [y[:, 0] for y in ys]
+    w, before, losses = np.zeros(1000), np.zeros(1000), []
+    for _ in range(30):
+        before = w
+        w, _ = oracle.step(w, gradient_descent_deltas(xs, ys, w, lr, steps=20))
+        evaluated = (w + before) / 2 if oracle.eta is None else w
+        losses.append(np.mean([0.5 * np.mean((x @ evaluated - y) ** 2) for x, y in zip(xs, ys, strict=True)]))
+
+    loop = make_loop(server=server, max_rounds=30, local_steps=20, precision="64-true")
+    model = LinearRegression(lr=lr)
+    loop.fit(model, data)
+    np.testing.assert_allclose(model.linear.weight.detach().numpy()[0], w, rtol=1e-8, atol=1e-8 * np.abs(w).max())
+    np.testing.assert_allclose([row["val_loss"] for row in loop.history], losses, rtol=1e-8)
+
+
+def test_fedavg_is_the_mean_of_training_alone(make_loop, clients):
+    """One round of FedAvg against each client trained by hand from the same start."""
+    model = Classifier(dropout=0.0)
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    loop = make_loop(server=FedAvg(), max_rounds=1, local_epochs=1)
+    trained = []
+
+    class Keep(FederatedCallback):
+        def on_client_end(self, loop, client_id):
+            trained.append({name: value.clone() for name, value in loop.module.state_dict().items()})
+
+    loop = make_loop(server=FedAvg(), max_rounds=1, local_epochs=1, callbacks=Keep())
+    loop.fit(model, clients)
+    assert len(trained) == 4
+    for name, value in model.state_dict().items():
+        if name == "net.1.num_batches_tracked":
+            assert value == 4  # the client of 75 samples made 4 batches of 20
+        elif "running" in name:
+            mean = torch.stack([state[name] for state in trained]).mean(0)
+            torch.testing.assert_close(value, mean, rtol=1e-6, atol=1e-7)
+        else:  # `on_client_end` comes after the weights have become the update in place
+            delta = torch.stack([state[name] for state in trained]).mean(0)
+            torch.testing.assert_close(value, start[name] + delta, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("server", [FedAdam(eta_g=0.1), FedDuAdam()], ids=["FedAdam", "FedDuAdam"])
+def test_running_variance_never_goes_through_the_server(make_loop, clients, server):
+    model = Classifier()
+    make_loop(server=server, max_rounds=10).fit(model, clients)
+    assert (model.net[1].running_var > 0).all()
+    assert model.net[1].num_batches_tracked == 40
+
+
+def test_history_csv_and_logger(make_loop, clients, tmp_path):
+    logger = CSVLogger(tmp_path / "lightning")
+    loop = make_loop(max_rounds=4, validate_every=3, loggers=logger)
+    loop.fit(Classifier(), clients)
+    logger.save()
+    assert [row["round"] for row in loop.history] == [0, 1, 2, 3]
+    assert all({"eta_g", "loss", "train_acc", "seconds"} <= row.keys() for row in loop.history)
+    assert [("val_acc" in row, "last_iterate/val_acc" in row) for row in loop.history] == [
+        (False, False),
+        (False, False),
+        (True, True),
+        (True, True),
+    ]
+    with (loop.run_dir / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["round"]) for row in rows] == [0, 1, 2, 3]
+    assert float(rows[3]["val_acc"]) == loop.history[3]["val_acc"]
+    assert rows[0]["val_acc"] == ""
+    with (tmp_path / "lightning/lightning_logs/version_0/metrics.csv").open() as file:
+        assert [float(row["eta_g"]) for row in csv.DictReader(file)] == [row["eta_g"] for row in loop.history]
+
+
+def test_adaptive_rules_report_the_averaged_iterate(make_loop, clients):
+    weights = []
+
+    class Keep(FederatedCallback):
+        def on_round_end(self, loop):
+            weights.append(loop.weights.clone())
+
+    loop = make_loop(server=FedExP(), callbacks=[Keep()])
+    model = Classifier()
+    start = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    loop.fit(model, clients)
+    last = loop.history[-1]
+    assert loop.validate(model, clients)["val_loss"] == pytest.approx(last["last_iterate/val_loss"], rel=1e-6)
+    nn.utils.vector_to_parameters((weights[-1] + weights[-2]) / 2, model.parameters())
+    assert loop.validate(model, clients)["val_loss"] == pytest.approx(last["val_loss"], rel=1e-5)
+    assert not torch.equal(start, weights[0])
+
+
+def test_fit_twice_starts_afresh_and_two_loops_live_together(make_loop, clients):
+    first, second = make_loop(), make_loop()
+    results = []
+    for loop in (first, first, second):
+        torch.manual_seed(3)
+        model = Classifier()
+        loop.fit(model, clients)
+        results.append(model.state_dict())
+        assert len(loop.history) == 3
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0].values(), other.values(), strict=True))
+
+
+def test_module_is_given_back_in_order(make_loop, clients):
+    model = Classifier()
+    random_state = torch.get_rng_state()
+    make_loop().fit(model, clients)
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert "log" not in vars(model)
+    assert model._trainer is None
+    storages = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    assert len(storages) == len(list(model.parameters()))
+
+
+def test_weights_by_samples(make_loop):
+    """Two clients whose optimum differs, one local step: the mean is weighted by their sizes."""
+    data = {
+        name: TensorDataset(torch.ones(n, 1), torch.full((n, 1), y)) for name, n, y in [("a", 1, 0.0), ("b", 3, 8.0)]
+    }
+    results = []
+    for weights in ("uniform", "samples"):
+        model = LinearRegression(dim=1, lr=1.0)
+        make_loop(server=FedAvg(), max_rounds=1, local_steps=1, client_weights=weights).fit(model, data)
+        results.append(model.linear.weight.item())
+    assert results == [4.0, 6.0]
+
+
+def test_local_learning_rate_decays_from_the_second_round(make_loop):
+    data = {"a": TensorDataset(torch.ones(1, 1), torch.full((1, 1), 8.0))}
+    model = LinearRegression(dim=1, lr=0.5)
+    make_loop(server=FedAvg(), max_rounds=2, local_steps=1, local_lr_decay=0.5).fit(model, data)
+    # 0 → 0 + ½·8 = 4, then 4 + ¼·4 = 5
+    assert model.linear.weight.item() == 5.0
+
+
+def test_gradients_are_clipped(make_loop):
+    data = {"a": TensorDataset(torch.ones(1, 1), torch.full((1, 1), 8.0))}
+    model = LinearRegression(dim=1, lr=1.0)
+    make_loop(server=FedAvg(), max_rounds=1, local_steps=1, gradient_clip_val=0.25).fit(model, data)
+    assert model.linear.weight.item() == pytest.approx(0.25, rel=1e-5)
+
+
+def test_callbacks_fire_in_order(make_loop, clients):
+    events = []
+
+    class Recorder(FederatedCallback):
+        def on_fit_start(self):
+            events.append("fit")
+
+        def on_round_start(self, round, cohort):
+            events.append(("round", round, len(cohort)))
+
+        def on_client_start(self, client_id):
+            events.append(client_id)
+
+        def on_aggregate_end(self, loop, update):
+            events.append(("aggregate", len(update.squared_norms)))
+            update.mean_delta.zero_()  # comes before the server
+
+        def on_validation_end(self, metrics):
+            events.append(sorted(metrics))
+
+        def on_round_end(self, loop, round):
+            events.append(("end", loop.history[-1]["round"]))
+
+        def on_fit_end(self):
+            events.append("done")
+
+    model = Classifier()
+    before = [p.clone() for p in model.parameters()]
+    make_loop(server=FedAvg(), max_rounds=1, clients_per_round=0.5, callbacks=[Recorder()]).fit(model, clients)
+    assert events[:2] == ["fit", ("round", 0, 2)]
+    assert set(events[2:4]) <= set("abcd")
+    assert events[4:] == [("aggregate", 2), ["val_acc", "val_loss"], ("end", 0), "done"]
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_failing_client_is_named_and_finished_rounds_are_kept(make_loop, clients):
+    seen = []
+
+    class Fails(Classifier):
+        def training_step(self, batch, batch_idx):
+            if self.trainer.current_round == 2:
+                raise RuntimeError("broken sample")
+            return super().training_step(batch, batch_idx)
+
+    class Recorder(FederatedCallback):
+        def on_exception(self, exception):
+            seen.append(exception)
+
+    loop = make_loop(max_rounds=5, callbacks=[Recorder()])
+    with pytest.raises(ClientError, match=r"Client `a` failed in round 2 during local training: RuntimeError: broken"):
+        loop.fit(Fails(), clients)
+    assert isinstance(seen[0].__cause__, RuntimeError)
+    assert len((loop.run_dir / "metrics.csv").read_text().splitlines()) == 3
+
+
+class NoOptimizer(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def training_step(self, batch):
+        return self.layer(batch[0]).sum()
+
+
+class Frozen(Classifier):
+    def __init__(self):
+        super().__init__()
+        self.requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"local_steps": None}, r"unclear: neither of .*\. Give exactly one"),
+        ({"local_steps": 1, "local_epochs": 1}, r"unclear: both `local_steps=1` and `local_epochs=1`"),
+        ({"local_steps": 0}, r"`local_steps=0` is less than 1\. Give"),
+        ({"max_rounds": -1}, r"`max_rounds=-1`"),
+        ({"clients_per_round": 0}, r"`clients_per_round=0` is less than 1\. Choose"),
+        ({"clients_per_round": 0.0}, r"`clients_per_round=0.0` is not a fraction"),
+        ({"clients_per_round": 1.5}, r"`clients_per_round=1.5` is not a fraction"),
+        ({"clients_per_round": 5}, r"`clients_per_round=5` is more than the 4 clients there are\. Choose"),
+        ({"engine": "fast"}, r"no engine `fast`\. Choose one of `auto`, `sequential`"),
+        ({"client_weights": "size"}, r"no client_weights `size`\."),
+        ({"strategy": "fsdp", "devices": 2}, r"strategy"),
+    ],
+)
+def test_bad_settings(make_loop, clients, arguments, message):
+    with pytest.raises((ConfigurationError, ValueError), match=message):
+        make_loop(**arguments).fit(Classifier(), clients)
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "message"),
+    [
+        (Classifier, {}, r"no clients\. Give"),
+        (Classifier, {"a": classification(5), "b": classification(0)}, r"dataset of client `b` is empty\. Leave"),
+        (Classifier, classification(5), r"a `TensorDataset`, which has no clients\. Give"),
+        (Frozen, {"a": classification(5)}, r"`Frozen` has no trainable parameters\. Give"),
+        (NoOptimizer, {"a": classification(5)}, r"`NoOptimizer` does not define `configure_optimizers`\. Return"),
+    ],
+)
+def test_bad_models_and_data_are_found_before_training(make_loop, tmp_path, model, data, message):
+    with pytest.raises(ConfigurationError, match=message):
+        make_loop().fit(model(), data)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unwritable_folder(make_loop, clients, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match=r"cannot be written: Not a directory\. Give a writable"):
+        make_loop(out_dir=tmp_path / "file" / "runs").fit(Classifier(), clients)
+
+
+def test_progress_and_header_on_a_pipe(tmp_path, clients, capsys):
+    loop = FederatedLoop(max_rounds=2, local_steps=1, out_dir=tmp_path, accelerator="cpu", clients_per_round=2)
+    loop.fit(Classifier(), clients)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("FedDuAdagrad on Classifier")
+    assert "75 trainable" in lines[1]
+    assert "2 of 4 clients a round, 1 local steps" in lines[2]
+    assert "sequential on 1 rank: cpu" in lines[3]
+    assert lines[-2].startswith("round 2/2  eta_g")
+    assert lines[-1] == f"results in {loop.run_dir}"

@@ -1,0 +1,50 @@
+"""The README's code runs, and its commands are understood."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from lightning_feddua.cli import main
+
+README = (Path(__file__).parent.parent / "README.md").read_text()
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
+COMMANDS = sorted(
+    {
+        match[1].split("#")[0].strip()
+        for language, block in BLOCKS
+        if language == "bash"
+        for match in re.finditer(r"(?:feddua|-m lightning_feddua) (fit .*)", block)
+    }
+)
+
+
+def test_python_examples_run_one_after_another(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    examples = [block for language, block in BLOCKS if language == "python"]
+    assert len(examples) == 2
+    scope = {}
+    for example in examples:
+        exec(example, scope)  # the documentation is the code under test
+    assert len(scope["loop"].history) == 20
+    assert len([line for line in examples[0].splitlines() if line]) <= 10
+
+    loop = type(scope["loop"])(server=scope["FedSign"](0.5), max_rounds=1, local_steps=1)
+    before = [p.clone() for p in scope["model"].parameters()]
+    loop.fit(scope["model"], scope["data"])
+    for a, b in zip(before, scope["model"].parameters(), strict=True):
+        assert ((b - a).abs() - 0.5).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_are_understood(command, monkeypatch, capsys):
+    monkeypatch.chdir(Path(__file__).parent.parent)
+    arguments = shlex.split(command)
+    with pytest.raises(SystemExit) as stop:
+        main([*arguments, *([] if "--print_config" in arguments else ["--print_config"])])
+    assert stop.value.code == 0
+
+
+def test_there_are_commands():
+    assert len(COMMANDS) >= 5

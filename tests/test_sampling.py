@@ -1,0 +1,87 @@
+import random
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_feddua.sampling import (
+    Purpose,
+    deal,
+    generator,
+    preserved_random_state,
+    sample_cohort,
+    seed_local_steps,
+)
+
+
+@given(st.integers(0, 2**31), st.integers(0, 10**6), st.integers(1, 300), st.data())
+def test_cohort_is_a_sorted_set_of_clients(seed, round, population, data):
+    size = data.draw(st.integers(1, population))
+    cohort = sample_cohort(seed, round, population, size)
+    assert len(set(cohort)) == size
+    assert cohort == sorted(cohort)
+    assert cohort[0] >= 0
+    assert cohort[-1] < population
+    assert cohort == sample_cohort(seed, round, population, size)
+
+
+def test_every_client_is_drawn_equally_often():
+    counts = np.bincount(np.concatenate([sample_cohort(0, t, 20, 5) for t in range(4000)]), minlength=20)
+    # 1000 each, with standard deviation √(4000 · ¼ · ¾) ≈ 27.
+    assert np.abs(counts - 1000).max() < 5 * 27
+
+
+def test_seed_round_client_and_purpose_all_matter():
+    draws = {
+        generator(*key).random()
+        for key in [
+            (0, 0, 0, Purpose.COHORT),
+            (1, 0, 0, Purpose.COHORT),
+            (0, 1, 0, Purpose.COHORT),
+            (0, 0, 1, Purpose.COHORT),
+            (0, 0, 0, Purpose.MINIBATCHES),
+        ]
+    }
+    assert len(draws) == 5
+
+
+@given(st.lists(st.floats(0.1, 100), max_size=40), st.integers(1, 9))
+def test_dealing_covers_the_cohort_and_balances(costs, world_size):
+    hands = deal(costs, world_size)
+    assert len(hands) == world_size
+    assert sorted(position for hand in hands for position in hand) == list(range(len(costs)))
+    loads = [sum(costs[i] for i in hand) for hand in hands]
+    # Longest first: nobody has more than the mean and one client on top.
+    assert max(loads) <= sum(costs) / world_size + max(costs, default=0) + 1e-9
+
+
+def test_skewed_sizes_are_split_evenly():
+    loads = [sum(10 if i == 0 else 1 for i in hand) for hand in deal([10] + [1] * 10, 2)]
+    assert loads == [10, 10]
+
+
+def test_local_steps_seed_all_generators():
+    def draw():
+        return random.random(), np.random.rand(), torch.rand(1).item()
+
+    seed_local_steps(0, 1, 2, torch.device("cpu"))
+    first = draw()
+    seed_local_steps(0, 1, 3, torch.device("cpu"))
+    other = draw()
+    seed_local_steps(0, 1, 2, torch.device("cpu"))
+    assert draw() == first
+    assert all(a != b for a, b in zip(first, other, strict=True))
+
+
+def test_random_state_of_the_caller_is_preserved():
+    torch.manual_seed(1)
+    random.seed(1)
+    np.random.seed(1)
+    expected = torch.rand(1), random.random(), np.random.rand()
+    torch.manual_seed(1)
+    random.seed(1)
+    np.random.seed(1)
+    with preserved_random_state(torch.device("cpu")):
+        seed_local_steps(0, 0, 0, torch.device("cpu"))
+    assert (torch.rand(1), random.random(), np.random.rand()) == expected
