@@ -15,6 +15,7 @@ from torch import Tensor
 from lightning_feddua.data.batch_transfer import BatchTransfer
 from lightning_feddua.data.client_data import ClientData
 from lightning_feddua.data.module import FederatedDataModule
+from lightning_feddua.data.partition import Partition
 from lightning_feddua.errors import ConfigurationError
 from lightning_feddua.evaluation import Evaluator, Stage
 from lightning_feddua.parameters import FlatParameters, ModuleBuffers, trainable_parameters
@@ -52,12 +53,14 @@ class Federation:
         self.view = TrainerView(self.fabric, self.module)
         self.view.datamodule = self.datamodule
         self._stack.enter_context(self.view.attached(self.module))
+        self._stack.enter_context(self.view.attached(self.datamodule))
+        self._stack.enter_context(self.view.attached(self.datamodule.hook_owner))
         self._set_up_data()
         self._set_up_module()
         self.parameters = FlatParameters(self.module)
         self._stack.callback(self.parameters.release)
         self.buffers = ModuleBuffers(self.module)
-        self.transfer = BatchTransfer(self.fabric, self.module, self.datamodule)
+        self.transfer = BatchTransfer(self.fabric, self.module, self.datamodule.hook_owner)
         self.evaluator = Evaluator(self.fabric, self.module, self.view, self.transfer)
 
     def __exit__(
@@ -71,14 +74,15 @@ class Federation:
         self.fabric.barrier()
         self.datamodule.setup("fit")
         self.client_ids = self.datamodule.client_ids
-        if not self.client_ids:
+        if len(self.client_ids) == 0:
             raise ConfigurationError("The data module has no clients.", "Give it at least one client's dataset.")
-        self.sizes = [len(self.datamodule.client_data(client_id)) for client_id in self.client_ids]
-        empty = [client_id for client_id, size in zip(self.client_ids, self.sizes, strict=True) if size == 0]
-        if empty:
+        self.sizes = self.datamodule.client_sizes()
+        empty = (self.sizes == 0).nonzero()[0]
+        if len(empty):
             others = f" and {len(empty) - 1} more" * (len(empty) > 1)
             raise ConfigurationError(
-                f"The dataset of client `{empty[0]}`{others} is empty.", "Leave such clients out of the data module."
+                f"The dataset of client `{self.client_ids[empty[0]]}`{others} is empty.",
+                "Leave such clients out of the data module.",
             )
 
     def _set_up_module(self) -> None:
@@ -97,6 +101,12 @@ class Federation:
         """A copy of the module's trainable parameters for the server, in float32 at least."""
         vector = self.parameters.vector
         return vector.to(torch.promote_types(vector.dtype, torch.float32), copy=True)
+
+    def client_data(self, client: int) -> ClientData:
+        """The samples of the client at a place."""
+        clients = self.datamodule.clients
+        dataset = clients.at(client) if isinstance(clients, Partition) else clients[self.client_ids[client]]
+        return ClientData(dataset, self.datamodule.collate_fn)
 
     def evaluate(self, stage: Stage) -> dict[str, float]:
         """Metrics of the weights in the module; empty where there is no data or no step for the stage."""

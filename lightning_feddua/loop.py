@@ -169,7 +169,7 @@ class FederatedLoop:
         self.cohort_size = _cohort_size(self.clients_per_round, len(federation.client_ids))
         work = LocalWork(self.local_steps, self.local_epochs, federation.datamodule.batch_size, self.gradient_clip_val)
         self._engine = SequentialEngine(self.fabric, federation.module, federation.view, federation.transfer, work)
-        self._costs = [float(work.batches(size)) for size in federation.sizes]
+        self._work = work
         self.weights = federation.global_weights()
         self._floats = federation.buffers.floats(self.weights.dtype)
         self._integers = federation.buffers.integers()
@@ -186,7 +186,7 @@ class FederatedLoop:
         federation = self._federation
         federation.view.current_round = round
         cohort = sample_cohort(self.seed, round, len(federation.client_ids), self.cohort_size)
-        hands = deal([self._costs[client] for client in cohort], self.fabric.world_size)
+        hands = deal([self._work.batches(int(federation.sizes[i])) for i in cohort], self.fabric.world_size)
         self._call("on_round_start", round=round, cohort=cohort)
 
         self._reduction.start(len(cohort))
@@ -213,14 +213,14 @@ class FederatedLoop:
 
     def _train_client(self, round: int, position: int, client: int) -> None:
         federation = self._federation
-        client_id = federation.client_ids[client]
+        client_id = str(federation.client_ids[client])
         self._call("on_client_start", round=round, client_id=client_id)
         federation.parameters.load(self.weights)
         federation.buffers.load(self._floats, self._integers)
         seed_local_steps(self.seed, round, client, self.fabric.device)
         rng = generator(self.seed, round, client, Purpose.MINIBATCHES)
         try:
-            metrics = self._engine.train(federation.datamodule.client_data(client_id), rng, self.local_lr_decay**round)
+            metrics = self._engine.train(federation.client_data(client), rng, self.local_lr_decay**round)
         except Exception as exception:
             raise ClientError(client_id, round, "local training", exception) from exception
         weight = 1.0 if self.client_weights == "uniform" else float(federation.sizes[client])

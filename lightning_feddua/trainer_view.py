@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning import LightningModule
+from lightning import LightningDataModule, LightningModule
 from lightning.fabric import Fabric
 from torch import Tensor
 from torch.optim import Optimizer
@@ -110,14 +110,14 @@ class TrainerView:
         )
 
     @contextmanager
-    def attached(self, module: LightningModule) -> Iterator[None]:
-        """Be ``module.trainer``."""
-        before = module._trainer
-        module.trainer = self  # type: ignore[assignment]
+    def attached(self, owner: LightningModule | LightningDataModule) -> Iterator[None]:
+        """Be ``owner.trainer``."""
+        before = owner._trainer if isinstance(owner, LightningModule) else owner.trainer
+        owner.trainer = self  # type: ignore[assignment]
         try:
             yield
         finally:
-            module.trainer = before
+            owner.trainer = before
 
 
 class StrategyView:

@@ -1,4 +1,30 @@
-from lightning_feddua.data.module import FederatedDataModule
+from lightning_feddua.data.cifar import Cifar
+from lightning_feddua.data.femnist import Femnist
+from lightning_feddua.data.module import FederatedDataModule, HuggingFaceDataModule
+from lightning_feddua.data.partitioners import (
+    DirichletPartitioner,
+    EqualDirichletPartitioner,
+    IIDPartitioner,
+    Partitioner,
+    PathologicalPartitioner,
+    QuantitySkewPartitioner,
+    ShardPartitioner,
+)
+from lightning_feddua.data.shakespeare import Shakespeare
 from lightning_feddua.data.synthetic import SyntheticRegression
 
-__all__ = ["FederatedDataModule", "SyntheticRegression"]
+__all__ = [
+    "Cifar",
+    "DirichletPartitioner",
+    "EqualDirichletPartitioner",
+    "FederatedDataModule",
+    "Femnist",
+    "HuggingFaceDataModule",
+    "IIDPartitioner",
+    "Partitioner",
+    "PathologicalPartitioner",
+    "QuantitySkewPartitioner",
+    "Shakespeare",
+    "ShardPartitioner",
+    "SyntheticRegression",
+]

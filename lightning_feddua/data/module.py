@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from lightning import LightningDataModule
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from lightning_feddua.data.client_data import ClientData, Collate
-from lightning_feddua.errors import ConfigurationError
+from lightning_feddua.data.hub import HubRows, arrow_column, integer_column, load_split
+from lightning_feddua.data.partition import Partition
+from lightning_feddua.data.partitioners import Partitioner
+from lightning_feddua.errors import ConfigurationError, choices
+
+# Who gets which rows: index arrays, a mapping of them by client name, or a partitioner.
+PartitionLike = Sequence[Sequence[int] | np.ndarray] | Mapping[str, Any] | Partitioner
 
 
 class FederatedDataModule(LightningDataModule):
     """The clients' datasets by name, and the data on which the global model is validated and tested.
 
-    It is an ordinary LightningDataModule as well: under Trainer, ``train_dataloader`` pools all clients.
+    It is an ordinary LightningDataModule as well: under Trainer, ``train_dataloader`` pools all clients. A subclass may
+    set its data in ``setup``, and has Lightning's hooks (``prepare_data``, ``on_after_batch_transfer``, …).
 
     Args:
         clients: a map-style dataset for each client. Those of a ``TensorDataset`` are indexed as tensors.
@@ -57,29 +65,66 @@ class FederatedDataModule(LightningDataModule):
 
     @classmethod
     def from_dataset(
-        cls, dataset: Dataset[Any], partition: Sequence[Sequence[int] | np.ndarray] | Mapping[str, Any], **kwargs: Any
+        cls, dataset: Dataset[Any], partition: PartitionLike, labels: np.ndarray | None = None, **kwargs: Any
     ) -> FederatedDataModule:
         """Clients that share one dataset.
 
         Args:
             dataset: a map-style dataset.
-            partition: for each client the indices of its samples: a list of index arrays, or a mapping by client name.
+            partition: for each client the indices of its samples: a list of index arrays, a mapping of them by client
+                name, or a partitioner.
+            labels: the label of each sample, for a partitioner; found in the dataset where it is plain to see.
             **kwargs: the other arguments of :class:`FederatedDataModule`.
         """
-        if not isinstance(partition, Mapping):
-            partition = {str(i): indices for i, indices in enumerate(partition)}
-        return cls({name: Subset(dataset, np.asarray(i)) for name, i in partition.items()}, **kwargs)  # type: ignore[arg-type]
+        return cls(make_partition(dataset, partition, labels), **kwargs)
+
+    @classmethod
+    def from_datamodule(
+        cls, datamodule: LightningDataModule, partition: PartitionLike, labels: np.ndarray | None = None
+    ) -> FederatedDataModule:
+        """Clients that share the training data of a LightningDataModule written for Trainer.
+
+        Batch size, collation, validation and test data, and batch-transfer hooks are the data module's own.
+
+        Args:
+            datamodule: any LightningDataModule with map-style datasets.
+            partition: as in :meth:`from_dataset`.
+            labels: as in :meth:`from_dataset`.
+        """
+        return _WrappedDataModule(datamodule, partition, labels)
+
+    @classmethod
+    def from_huggingface(cls, path: str, **kwargs: Any) -> FederatedDataModule:
+        """Clients of a Hugging Face dataset; see :class:`HuggingFaceDataModule` for the arguments."""
+        return HuggingFaceDataModule(path, **kwargs)
 
     @property
-    def client_ids(self) -> list[str]:
+    def client_ids(self) -> Sequence[str]:
         """The clients' names, in the order that cohorts refer to."""
-        return list(self.clients)
+        return self.clients.ids if isinstance(self.clients, Partition) else list(self.clients)
+
+    def client_sizes(self) -> np.ndarray:
+        """The number of samples of each client."""
+        if isinstance(self.clients, Partition):
+            return self.clients.sizes
+        return np.array([len(dataset) for dataset in self.clients.values()], dtype=np.int64)  # type: ignore[arg-type]
 
     def client_data(self, client_id: str) -> ClientData:
         """A client's samples, ready to be indexed."""
-        return ClientData(self.clients[client_id], self.collate_fn)
+        try:
+            dataset = self.clients[client_id]
+        except KeyError:
+            raise ConfigurationError(
+                f"There is no client `{client_id}`.", f"Choose one of {choices(list(self.clients)[:10])} …."
+            ) from None
+        return ClientData(dataset, self.collate_fn)
 
-    def train_dataloader(self) -> DataLoader[Any]:
+    @property
+    def hook_owner(self) -> LightningDataModule:
+        """The data module whose batch-transfer hooks count."""
+        return self
+
+    def train_dataloader(self) -> Any:
         """All clients' samples together, for a centralised baseline under Trainer."""
         pooled: ConcatDataset[Any] = ConcatDataset(list(self.clients.values()))
         return DataLoader(pooled, self.batch_size, shuffle=True, collate_fn=self.collate_fn)
@@ -96,5 +141,153 @@ class FederatedDataModule(LightningDataModule):
         return [] if dataset is None else DataLoader(dataset, self.eval_batch_size, collate_fn=self.collate_fn)
 
     def __repr__(self) -> str:
-        samples = sum(len(self.client_data(client_id)) for client_id in self.client_ids)
-        return f"{type(self).__name__}({len(self.clients)} clients, {samples:,} samples)"
+        sizes = self.client_sizes()
+        return f"{type(self).__name__}({len(sizes):,} clients, {sizes.sum():,} samples)"
+
+
+class HuggingFaceDataModule(FederatedDataModule):
+    """Clients of a Hugging Face dataset, by a column that names them or by a partitioner.
+
+    Args:
+        path: a hub id, or a local folder with the files that the hub has.
+        client_column: the column that names each row's client; or
+        partitioner: splits the rows into clients by ``label_column``. Exactly one of the two.
+        label_column: the labels, for the partitioner.
+        columns: what a sample holds: a mapping from the name it gets to the dataset's column; None for all columns.
+        transform: applied to each sample, a dict.
+        split: the split that the clients have.
+        val_split: the split for validation; None for none.
+        test_split: the split for the test; None for none.
+        min_samples: leave out clients with fewer samples.
+        batch_size: the size of a local minibatch.
+        eval_batch_size: the size of a batch in validation and test.
+        collate_fn: makes a batch of a list of samples.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        client_column: str | None = None,
+        partitioner: Partitioner | None = None,
+        label_column: str | None = None,
+        columns: dict[str, str] | None = None,
+        transform: Callable[[dict[str, Any]], Any] | None = None,
+        split: str = "train",
+        val_split: str | None = None,
+        test_split: str | None = None,
+        min_samples: int = 1,
+        batch_size: int = 50,
+        eval_batch_size: int = 256,
+        collate_fn: Collate | None = None,
+    ) -> None:
+        super().__init__({}, batch_size=batch_size, eval_batch_size=eval_batch_size, collate_fn=collate_fn)
+        if (client_column is None) == (partitioner is None):
+            given = "neither" if client_column is None else "both"
+            raise ConfigurationError(
+                f"It is unclear who the clients are: {given} of `client_column` and `partitioner` given.",
+                "Give exactly one of the two.",
+            )
+        if partitioner is not None and label_column is None:
+            raise ConfigurationError("The partitioner has no labels.", "Name their column with `label_column`.")
+        self.path = path
+        self.client_column, self.partitioner, self.label_column = client_column, partitioner, label_column
+        self.columns, self.transform = columns, transform
+        self.split, self.val_split, self.test_split = split, val_split, test_split
+        self.min_samples = min_samples
+
+    def setup(self, stage: str) -> None:
+        """Load the dataset, once."""
+        if self.clients:
+            return
+        dataset = load_split(self.path, self.split)
+        rows = HubRows(dataset, self.columns, self.transform)
+        if self.client_column is not None:
+            self.clients = Partition.from_values(rows, arrow_column(dataset, self.client_column), self.min_samples)
+        else:
+            assert self.partitioner is not None
+            assert self.label_column is not None
+            self.clients = make_partition(rows, self.partitioner, integer_column(dataset, self.label_column))
+        self.val_dataset = self._load_rows(self.val_split)
+        self.test_dataset = self._load_rows(self.test_split)
+
+    def _load_rows(self, split: str | None) -> HubRows | None:
+        return None if split is None else HubRows(load_split(self.path, split), self.columns, self.transform)
+
+
+class _WrappedDataModule(FederatedDataModule):
+    """Another LightningDataModule's training data, partitioned."""
+
+    def __init__(self, datamodule: LightningDataModule, partition: PartitionLike, labels: np.ndarray | None) -> None:
+        super().__init__({})
+        self._wrapped = datamodule
+        self._partition = partition
+        self._labels = labels
+
+    @property
+    def hook_owner(self) -> LightningDataModule:
+        return self._wrapped
+
+    def prepare_data(self) -> None:
+        self._wrapped.prepare_data()
+
+    def setup(self, stage: str) -> None:
+        self._wrapped.setup(stage)
+        loader = _single_loader(self._wrapped, "train_dataloader")
+        assert loader is not None
+        self.clients = make_partition(loader.dataset, self._partition, self._labels)
+        self.batch_size = loader.batch_size or 1
+        self.collate_fn = _custom_collate(loader)
+        for name in ("val", "test"):
+            evaluation = _single_loader(self._wrapped, f"{name}_dataloader")
+            if evaluation is not None:
+                setattr(self, f"{name}_dataset", evaluation.dataset)
+                self.eval_batch_size = evaluation.batch_size or 1
+
+
+def _single_loader(datamodule: LightningDataModule, name: str) -> DataLoader[Any] | None:
+    owner = type(datamodule).__name__
+    if getattr(type(datamodule), name) is getattr(LightningDataModule, name) and name != "train_dataloader":
+        return None
+    try:
+        loader = getattr(datamodule, name)()
+    except Exception as error:
+        # Many data modules set their test data up in `setup("test")` only.
+        if name == "test_dataloader":
+            return None
+        raise ConfigurationError(
+            f"`{owner}.{name}` failed: {error}.", "Give a data module that works under Trainer."
+        ) from error
+    if isinstance(loader, list | tuple) and len(loader) == 1:
+        loader = loader[0]
+    if not isinstance(loader, DataLoader) or not hasattr(loader.dataset, "__getitem__"):
+        raise ConfigurationError(
+            f"`{owner}.{name}` returned a `{type(loader).__name__}` that cannot be indexed.",
+            "Return one DataLoader over a map-style dataset.",
+        )
+    return loader
+
+
+def _custom_collate(loader: DataLoader[Any]) -> Collate | None:
+    return None if loader.collate_fn is default_collate else loader.collate_fn
+
+
+def make_partition(dataset: Dataset[Any], partition: PartitionLike, labels: np.ndarray | None = None) -> Partition:
+    """Clients of a dataset by index arrays or by a partitioner."""
+    if isinstance(partition, Partitioner):
+        partition = partition.partition(labels_of(dataset) if labels is None else np.asarray(labels))
+    return Partition.from_indices(dataset, partition)
+
+
+def labels_of(dataset: Dataset[Any]) -> np.ndarray:
+    """The labels of a dataset that keeps them in the open."""
+    if isinstance(dataset, Subset):
+        return labels_of(dataset.dataset)[np.asarray(dataset.indices)]
+    labels = getattr(dataset, "targets", getattr(dataset, "labels", None))
+    if labels is None and isinstance(dataset, TensorDataset):
+        last = dataset.tensors[-1]
+        labels = last if last.dim() == 1 and not last.is_floating_point() else None
+    if labels is None:
+        raise ConfigurationError(
+            f"The labels of a `{type(dataset).__name__}` cannot be seen from outside.", "Give them as `labels`."
+        )
+    return labels.cpu().numpy() if isinstance(labels, torch.Tensor) else np.asarray(labels)

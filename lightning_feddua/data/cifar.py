@@ -1,0 +1,88 @@
+"""CIFAR-10 and CIFAR-100, split over clients by a Dirichlet distribution."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from lightning_feddua.data.hub import image_column, integer_column, load_split
+from lightning_feddua.data.module import FederatedDataModule, make_partition
+from lightning_feddua.data.partitioners import EqualDirichletPartitioner, Partitioner
+
+MEAN = (0.4914, 0.4822, 0.4465)
+STD = (0.2470, 0.2435, 0.2616)
+PADDING = 4
+
+
+class Cifar(FederatedDataModule):
+    """Images of 32 by 32 pixels, normalised; training images are cropped and flipped at random, each on its own.
+
+    Images stay bytes until they are on the device.
+
+    Args:
+        path: a hub id, or a local folder with the files that the hub has.
+        label_column: the column of labels: ``label`` in CIFAR-10, ``fine_label`` in CIFAR-100.
+        partitioner: splits the training images; by default 100 clients of equal size, Dirichlet with α = 0.3.
+        batch_size: the size of a local minibatch.
+        eval_batch_size: the size of a batch in validation.
+    """
+
+    def __init__(
+        self,
+        path: str = "uoft-cs/cifar10",
+        label_column: str = "label",
+        partitioner: Partitioner | None = None,
+        batch_size: int = 50,
+        eval_batch_size: int = 500,
+    ) -> None:
+        super().__init__({}, batch_size=batch_size, eval_batch_size=eval_batch_size)
+        self.path = path
+        self.label_column = label_column
+        self.partitioner = partitioner if partitioner is not None else EqualDirichletPartitioner(100, alpha=0.3)
+        self.num_classes = 0
+        self._mean = torch.tensor(MEAN).view(3, 1, 1) * 255
+        self._std = torch.tensor(STD).view(3, 1, 1) * 255
+
+    def setup(self, stage: str) -> None:
+        """Load and split, once."""
+        if self.clients:
+            return
+        train, train_labels = self._load("train")
+        self.val_dataset, _ = self._load("test")
+        self.test_dataset = self.val_dataset
+        self.num_classes = int(train_labels.max()) + 1
+        self.clients = make_partition(train, self.partitioner, train_labels)
+
+    def _load(self, split: str) -> tuple[TensorDataset, np.ndarray]:
+        dataset = load_split(self.path, split)
+        labels = integer_column(dataset, self.label_column)
+        return TensorDataset(image_column(dataset, "img"), torch.from_numpy(labels)), labels
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Augment in training, normalise always."""
+        images, labels = batch
+        if self.trainer is not None and self.trainer.training:
+            images = random_flip(random_crop(images, PADDING))
+        dtype = torch.get_default_dtype()
+        images = images.to(dtype).sub_(self._mean.to(images.device, dtype)).div_(self._std.to(images.device, dtype))
+        return [images, labels]
+
+
+def random_crop(images: Tensor, padding: int) -> Tensor:
+    """Shift each image by up to ``padding`` pixels in either direction, with black beyond its border."""
+    count, _, height, width = images.shape
+    padded = torch.nn.functional.pad(images, (padding,) * 4)
+    top, left = torch.randint(2 * padding + 1, (2, count, 1), device=images.device)
+    rows = top + torch.arange(height, device=images.device)
+    columns = left + torch.arange(width, device=images.device)
+    sample = torch.arange(count, device=images.device)
+    # Advanced indices around a slice put the channels last.
+    return padded[sample[:, None, None], :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+
+
+def random_flip(images: Tensor) -> Tensor:
+    """Mirror each image with probability one half."""
+    flip = torch.rand(len(images), 1, 1, 1, device=images.device) < 0.5
+    return torch.where(flip, images.flip(-1), images)

@@ -1,0 +1,115 @@
+"""Hugging Face datasets, from the hub or from a local folder of the same layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_feddua.errors import ConfigurationError, choices
+
+if TYPE_CHECKING:
+    import datasets
+
+
+def load_split(path: str, split: str = "train") -> datasets.Dataset:
+    """One split of a dataset.
+
+    Args:
+        path: a hub id, or a local folder with the files that the hub has.
+        split: the name of the split.
+    """
+    import datasets
+
+    local = Path(path).is_dir()
+    if not local and path.startswith((".", "/", "~")):
+        raise ConfigurationError(f"The folder `{path}` does not exist.", "Give an existing folder, or a hub id.")
+    try:
+        return datasets.load_dataset(path, split=split)
+    except ValueError as error:
+        if "split" in str(error).lower():
+            raise ConfigurationError(
+                f"The dataset `{path}` has no split `{split}`: {_one_line(error)}.", "Choose one that it has."
+            ) from error
+        raise _cannot_load(path, error) from error
+    except Exception as error:
+        raise _cannot_load(path, error) from error
+
+
+def _cannot_load(path: str, error: Exception) -> ConfigurationError:
+    return ConfigurationError(
+        f"The dataset `{path}` cannot be loaded: {type(error).__name__}: {_one_line(error)}.",
+        "Check the name and the connection to the hub, or give a local folder with the same files.",
+    )
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300].rstrip(".")
+
+
+def arrow_column(dataset: datasets.Dataset, name: str) -> Any:
+    """A column as an Arrow array: iterating over the rows would take a hundred times longer."""
+    if name not in dataset.column_names:
+        raise ConfigurationError(
+            f"The dataset has no column `{name}`.", f"Choose one of its columns: {choices(dataset.column_names)}."
+        )
+    if dataset._indices is not None:
+        dataset = dataset.flatten_indices()
+    return dataset.data.column(name)
+
+
+def integer_column(dataset: datasets.Dataset, name: str) -> np.ndarray:
+    """A column of labels as an array."""
+    values = arrow_column(dataset, name).to_numpy()
+    if not np.issubdtype(values.dtype, np.integer):
+        raise ConfigurationError(f"The column `{name}` holds {values.dtype}, not labels.", "Choose an integer column.")
+    return values
+
+
+def image_column(dataset: datasets.Dataset, name: str, rows: Sequence[int] | np.ndarray | None = None) -> Tensor:
+    """Images as one uint8 tensor of shape (rows, channels, height, width), decoded once."""
+    arrow_column(dataset, name)  # a clear error for a missing column
+    chosen = dataset.select_columns([name])
+    if rows is not None:
+        chosen = chosen.select(rows)
+    images = [np.asarray(row[name]) for row in chosen]
+    stacked = torch.from_numpy(np.stack(images))
+    return stacked.unsqueeze(1) if stacked.dim() == 3 else stacked.permute(0, 3, 1, 2).contiguous()
+
+
+class HubRows(torch.utils.data.Dataset[Any]):
+    """Rows of a Hugging Face dataset as samples: some columns, renamed and transformed.
+
+    Args:
+        dataset: the dataset.
+        columns: the columns of a sample by the name they get; None for all as they are. A single sample is a dict.
+        transform: applied to each sample.
+    """
+
+    def __init__(
+        self,
+        dataset: datasets.Dataset,
+        columns: dict[str, str] | None = None,
+        transform: Callable[[dict[str, Any]], Any] | None = None,
+    ) -> None:
+        for column in (columns or {}).values():
+            arrow_column(dataset, column)
+        self._dataset = dataset
+        self._columns = columns
+        self._transform = transform
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        batch = self._dataset[indices]
+        columns = self._columns or {name: name for name in self._dataset.column_names}
+        samples = [{new: batch[old][i] for new, old in columns.items()} for i in range(len(indices))]
+        return samples if self._transform is None else [self._transform(sample) for sample in samples]

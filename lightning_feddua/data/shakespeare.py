@@ -1,0 +1,107 @@
+"""Shakespeare: next-character prediction, a client for each speaking role (LEAF)."""
+
+import numpy as np
+import torch
+from torch.utils.data import TensorDataset
+
+from lightning_feddua.data.hub import arrow_column, load_split
+from lightning_feddua.data.module import FederatedDataModule
+from lightning_feddua.data.natural import choose_clients
+from lightning_feddua.data.partition import Partition
+from lightning_feddua.errors import ConfigurationError
+
+SYMBOLS = " !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+WINDOW = 80
+
+
+class Shakespeare(FederatedDataModule):
+    """Windows of 80 characters and the character that follows, of 79 symbols; roles split in order of speech.
+
+    The first part of a role is trained on; then as many windows are left out as overlap with it; the rest of all roles
+    is pooled for validation.
+
+    Args:
+        path: a hub id, or a local folder with the files that the hub has.
+        num_clients: the number of roles, drawn at random.
+        min_samples: the least number of windows of a role.
+        train_fraction: the part of a role's windows that is trained on.
+        max_eval_samples: validate on this many windows, drawn at random; None for all.
+        batch_size: the size of a local minibatch.
+        eval_batch_size: the size of a batch in validation.
+        seed: of the choice of roles and of the windows for validation.
+    """
+
+    num_classes = len(SYMBOLS)
+
+    def __init__(
+        self,
+        path: str = "flwrlabs/shakespeare",
+        num_clients: int | None = 100,
+        min_samples: int = 1000,
+        train_fraction: float = 0.9,
+        max_eval_samples: int | None = None,
+        batch_size: int = 50,
+        eval_batch_size: int = 500,
+        seed: int = 0,
+    ) -> None:
+        super().__init__({}, batch_size=batch_size, eval_batch_size=eval_batch_size)
+        self.path = path
+        self.num_clients = num_clients
+        self.min_samples = min_samples
+        self.train_fraction = train_fraction
+        self.max_eval_samples = max_eval_samples
+        self.seed = seed
+
+    def setup(self, stage: str) -> None:
+        """Load, encode and split, once."""
+        if self.clients:
+            return
+        dataset = load_split(self.path)
+        roles = Partition.from_values(dataset, arrow_column(dataset, "character_id"), self.min_samples)
+        rng = np.random.default_rng(self.seed)
+        chosen = choose_clients(rng, roles, self.num_clients)
+        x, y = arrow_column(dataset, "x"), arrow_column(dataset, "y")
+        train, test = [], []
+        for i in chosen:
+            rows = roles.rows(i)
+            cut = int(self.train_fraction * len(rows))
+            train.append(rows[:cut])
+            test.append(rows[cut + WINDOW - 1 :])
+        held_out = np.concatenate(test)
+        if self.max_eval_samples is not None and self.max_eval_samples < len(held_out):
+            held_out = np.sort(rng.choice(held_out, self.max_eval_samples, replace=False))
+
+        def tensors(rows: np.ndarray) -> TensorDataset:
+            return TensorDataset(
+                torch.from_numpy(encode(x.take(rows).to_pylist(), WINDOW)),
+                torch.from_numpy(encode(y.take(rows).to_pylist(), 1)[:, 0].astype(np.int64)),
+            )
+
+        sizes = np.array([len(rows) for rows in train])
+        names = [str(roles.ids[i]) for i in chosen]
+        self.clients = Partition(tensors(np.concatenate(train)), names, np.arange(sizes.sum()), sizes)
+        self.val_dataset = self.test_dataset = tensors(held_out)
+
+
+def encode(texts: list[str], length: int) -> np.ndarray:
+    """Texts of one length as numbers of symbols, a row each, in uint8.
+
+    >>> encode(["a!", " }"], 2)
+    array([[52,  1],
+           [ 0, 78]], dtype=uint8)
+    """
+    table = np.full(256, 255, dtype=np.uint8)
+    table[[ord(symbol) for symbol in SYMBOLS]] = np.arange(len(SYMBOLS), dtype=np.uint8)
+    text = "".join(texts)
+    if len(text) != len(texts) * length or any(len(t) != length for t in texts):
+        wrong = next(t for t in texts if len(t) != length)
+        raise ConfigurationError(
+            f"The text `{wrong}` has {len(wrong)} characters, not {length}.", "Give windows of equal length."
+        )
+    codes = table[np.frombuffer(text.encode("latin-1", errors="replace"), dtype=np.uint8)]
+    if (codes == 255).any():
+        symbol = text[int((codes == 255).argmax())]
+        raise ConfigurationError(
+            f"The text has the symbol {symbol!r}, which is not one of the {len(SYMBOLS)}.", "Remove or replace it."
+        )
+    return codes.reshape(len(texts), length)
