@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from itertools import chain
 from types import TracebackType
+from typing import Literal
 
 import torch
 from lightning import LightningModule
@@ -17,9 +18,10 @@ from lightning_feddua.data.client_data import ClientData
 from lightning_feddua.data.module import FederatedDataModule
 from lightning_feddua.data.partition import Partition
 from lightning_feddua.errors import ConfigurationError
-from lightning_feddua.evaluation import Evaluator, Stage
+from lightning_feddua.evaluation import Evaluator, Stage, client_statistics
 from lightning_feddua.parameters import FlatParameters, ModuleBuffers, trainable_parameters
-from lightning_feddua.sampling import preserved_random_state
+from lightning_feddua.sampling import deal, preserved_random_state
+from lightning_feddua.table import Table, exchange
 from lightning_feddua.trainer_view import TrainerView
 
 
@@ -73,6 +75,7 @@ class Federation:
             self.datamodule.prepare_data()
         self.fabric.barrier()
         self.datamodule.setup("fit")
+        self._stack.callback(self.datamodule.teardown, "fit")
         self.client_ids = self.datamodule.client_ids
         if len(self.client_ids) == 0:
             raise ConfigurationError("The data module has no clients.", "Give it at least one client's dataset.")
@@ -86,10 +89,16 @@ class Federation:
             )
 
     def _set_up_module(self) -> None:
-        if is_overridden("configure_model", self.module):
-            self.module.configure_model()
+        if is_overridden("configure_callbacks", self.module):
+            raise ConfigurationError(
+                f"`{type(self.module).__name__}` has `configure_callbacks`, and Trainer's callbacks are not run here.",
+                "Remove it, and pass `FederatedCallback`s to the loop.",
+            )
         if is_overridden("setup", self.module):
             self.module.setup("fit")
+            self._stack.callback(self.module.teardown, "fit")
+        if is_overridden("configure_model", self.module):
+            self.module.configure_model()
         trainable_parameters(self.module)
         self.fabric.strategy.precision.convert_module(self.module)
         self.fabric.to_device(self.module)
@@ -102,9 +111,16 @@ class Federation:
         vector = self.parameters.vector
         return vector.to(torch.promote_types(vector.dtype, torch.float32), copy=True)
 
-    def client_data(self, client: int) -> ClientData:
-        """The samples of the client at a place."""
+    def restore(self, weights: Tensor, floats: Tensor | None, integers: Tensor | None) -> None:
+        """Put global weights and buffers into the module."""
+        self.parameters.load(weights)
+        self.buffers.load(floats, integers)
+
+    def client_data(self, client: int, stage: Literal["fit", "validation"] = "fit") -> ClientData:
+        """The samples of the client at a place; for validation, those held out for it where there are any."""
         clients = self.datamodule.clients
+        if stage == "validation" and self.datamodule.val_clients is not None:
+            clients = self.datamodule.val_clients
         dataset = clients.at(client) if isinstance(clients, Partition) else clients[self.client_ids[client]]
         return ClientData(dataset, self.datamodule.collate_fn)
 
@@ -115,3 +131,13 @@ class Federation:
             return {}
         data = ClientData(dataset, self.datamodule.collate_fn)
         return self.evaluator.run(data, self.datamodule.eval_batch_size, stage)
+
+    def evaluate_clients(self) -> dict[str, float]:
+        """How the weights in the module do on each client's own data: mean, standard deviation and worst decile."""
+        clients = len(self.client_ids)
+        hand = deal(self.sizes.tolist(), self.fabric.world_size)[self.fabric.global_rank]
+        rows = {
+            client: self.evaluator.run_alone(self.client_data(client, "validation"), self.datamodule.eval_batch_size)
+            for client in hand
+        }
+        return client_statistics(exchange(self.fabric, Table(self.fabric), rows, clients))

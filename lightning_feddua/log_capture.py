@@ -112,3 +112,16 @@ class LogCapture:
         finally:
             for m in modules:
                 del m.log
+
+
+@contextmanager
+def local_metrics(module: LightningModule) -> Iterator[None]:
+    """Keep the module's torchmetrics from talking to other ranks, which may be in other clients."""
+    metrics = [m for m in module.modules() if isinstance(m, Metric)]
+    for metric in metrics:
+        metric._to_sync = metric.sync_on_compute = False
+    try:
+        yield
+    finally:
+        for metric in metrics:
+            metric._to_sync = metric.sync_on_compute = True

@@ -6,6 +6,7 @@ import atexit
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -145,23 +146,42 @@ class FederatedLoop:
         """
         self._launch(self._fit, model, _as_datamodule(datamodule))
 
-    def validate(self, model: LightningModule, datamodule: FederatedDataModule) -> dict[str, float]:
-        """Metrics of the model's ``validation_step`` on the data module's validation data."""
-        return self._launch(self._evaluate, model, _as_datamodule(datamodule), "validation")
+    def validate(
+        self, model: LightningModule, datamodule: FederatedDataModule, per_client: bool = False
+    ) -> dict[str, float]:
+        """Metrics of the model's ``validation_step`` on the data module's validation data.
+
+        Args:
+            model: the model.
+            datamodule: the data.
+            per_client: validate on each client's own data instead, and return the mean, the standard deviation and the
+                mean of the worst tenth over clients, as ``name/mean``, ``name/std`` and ``name/worst_decile``.
+        """
+        stage: Stage | Literal["clients"] = "clients" if per_client else "validation"
+        return self._launch(self._evaluate, model, _as_datamodule(datamodule), stage)
+
+    def test(self, model: LightningModule, datamodule: FederatedDataModule) -> dict[str, float]:
+        """Metrics of the model's ``test_step`` on the data module's test data."""
+        return self._launch(self._evaluate, model, _as_datamodule(datamodule), "test")
 
     def _fit(self, model: LightningModule, datamodule: FederatedDataModule) -> None:
-        with Federation(self.fabric, model, datamodule) as self._federation:
+        with Federation(self.fabric, model, datamodule) as federation:
+            self._federation = federation
             self._set_up()
             try:
                 self._call("on_fit_start")
+                federation.module.on_fit_start()
                 for round in range(self.max_rounds):
                     self.current_round = round
                     self._run_round(round)
-                self._federation.parameters.load(self.weights)
+                federation.restore(self.weights, self._floats, self._integers)
+                federation.module.on_fit_end()
                 self._call("on_fit_end")
+                self._finalize_loggers("success")
             except BaseException as exception:
-                self._federation.parameters.load(self.weights)
+                federation.restore(self.weights, self._floats, self._integers)
                 self._call("on_exception", exception=exception)
+                self._finalize_loggers("failed")
                 raise
 
     def _set_up(self) -> None:
@@ -180,6 +200,11 @@ class FederatedLoop:
         self.history = []
         federation.view.max_rounds = self.max_rounds
         federation.view.default_root_dir = federation.view.log_dir = str(self.run_dir)
+        if federation.module.hparams:
+            for logger in self.fabric.loggers:
+                # Fabric's CSVLogger has no place for them.
+                with suppress(NotImplementedError):
+                    logger.log_hyperparams(dict(federation.module.hparams))
 
     def _run_round(self, round: int) -> None:
         start = time.perf_counter()
@@ -215,25 +240,23 @@ class FederatedLoop:
         federation = self._federation
         client_id = str(federation.client_ids[client])
         self._call("on_client_start", round=round, client_id=client_id)
-        federation.parameters.load(self.weights)
-        federation.buffers.load(self._floats, self._integers)
+        federation.restore(self.weights, self._floats, self._integers)
         seed_local_steps(self.seed, round, client, self.fabric.device)
         rng = generator(self.seed, round, client, Purpose.MINIBATCHES)
         try:
             metrics = self._engine.train(federation.client_data(client), rng, self.local_lr_decay**round)
         except Exception as exception:
             raise ClientError(client_id, round, "local training", exception) from exception
+        self._call("on_client_end", round=round, client_id=client_id)
         weight = 1.0 if self.client_weights == "uniform" else float(federation.sizes[client])
         self._reduction.add(position, federation.parameters.take_delta(self.weights), metrics, self._floats, weight)
         federation.parameters.drop_gradients()
-        self._call("on_client_end", round=round, client_id=client_id)
 
     def _validate(self) -> dict[str, float]:
         """Metrics of the global model: of the average of the last two iterates where the step is adaptive."""
         federation = self._federation
         self._call("on_validation_start")
-        federation.buffers.load(self._floats, self._integers)
-        federation.parameters.load(self.weights)
+        federation.restore(self.weights, self._floats, self._integers)
         metrics = federation.evaluate("validation")
         if self._previous is not None and metrics:
             federation.parameters.load(self._previous.lerp_(self.weights, 0.5))
@@ -244,9 +267,15 @@ class FederatedLoop:
         self._call("on_validation_end", metrics=metrics)
         return metrics
 
-    def _evaluate(self, model: LightningModule, datamodule: FederatedDataModule, stage: Stage) -> dict[str, float]:
+    def _evaluate(
+        self, model: LightningModule, datamodule: FederatedDataModule, stage: Stage | Literal["clients"]
+    ) -> dict[str, float]:
         with Federation(self.fabric, model, datamodule) as federation:
-            return federation.evaluate(stage)
+            return federation.evaluate_clients() if stage == "clients" else federation.evaluate(stage)
+
+    def _finalize_loggers(self, status: str) -> None:
+        for logger in self.fabric.loggers:
+            logger.finalize(status)
 
     def _call(self, hook: str, **arguments: Any) -> None:
         # Fabric inspects signatures on each call, so hooks that nobody overrides are left out.

@@ -93,14 +93,28 @@ class Table:
 Columns = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
-def means(columns: Columns) -> dict[str, float]:
-    """The weighted mean of each column that any row has."""
+def means(columns: Columns, dtype: type[np.floating[Any]] = np.float64) -> dict[str, float]:
+    """The weighted mean of each column that any row has, summed row by row in a dtype."""
     result = {}
     for name, (values, weights) in columns.items():
         present = weights > 0
         if present.any():
-            result[name] = float(np.dot(values[present], weights[present]) / weights[present].sum())
+            terms = values[present].astype(dtype) * weights[present].astype(dtype)
+            # `cumsum` adds strictly one by one, as Trainer does; `sum` would not.
+            result[name] = float(terms.cumsum(dtype=dtype)[-1] / weights[present].sum().astype(dtype))
     return result
+
+
+def exchange(fabric: Fabric, table: Table, rows: Mapping[int, Row], count: int) -> Columns:
+    """Give every rank all rows of which each has computed some; a collective."""
+    table.start()
+    for index, row in rows.items():
+        table.add(index, row)
+    dtype = scalar_dtype(fabric.device)
+    window = torch.zeros(table.size(count, dtype), dtype=dtype, device=fabric.device)
+    table.write(window)
+    fabric.all_reduce(window, reduce_op="sum")
+    return table.read(window)
 
 
 def gather_objects(fabric: Fabric, value: Any) -> list[Any]:

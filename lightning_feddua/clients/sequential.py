@@ -18,7 +18,7 @@ from lightning_feddua.clients.optimizers import LocalOptimizers
 from lightning_feddua.data.batch_transfer import BatchTransfer
 from lightning_feddua.data.client_data import ClientData
 from lightning_feddua.errors import ConfigurationError
-from lightning_feddua.log_capture import LogCapture
+from lightning_feddua.log_capture import LogCapture, local_metrics
 from lightning_feddua.trainer_view import TrainerView
 
 
@@ -100,7 +100,7 @@ class SequentialEngine:
         view.max_steps = work.batches(len(data))
         view.max_epochs = work.epochs
         view.num_training_batches = -(-len(data) // work.batch_size)
-        with capture.attached(self._module):
+        with capture.attached(self._module), local_metrics(self._module):
             self._hook("on_train_start")
             epoch, batch_idx = -1, 0
             for new_epoch, batch in data.batches(work.batch_size, rng, steps=work.steps, epochs=work.epochs):
@@ -114,8 +114,8 @@ class SequentialEngine:
                 batch_idx += 1
             self._end_epoch()
             self._hook("on_train_end")
-        view.training = False
-        return self._results()
+            view.training = False
+            return self._results()
 
     def _step(self, batch: Any, batch_idx: int) -> None:
         module, view = self._module, self._view
@@ -139,8 +139,8 @@ class SequentialEngine:
             module.optimizer_step(view.current_epoch, batch_idx, self._optimizers.wrapped[0], closure)
         else:
             self._optimizer_step(self._optimizers.optimizers[0], closure)
-        if self._optimizers.schedulers and module.automatic_optimization:
-            self._optimizers.step_schedulers("step", view.global_step)
+        if module.automatic_optimization:
+            self._optimizers.step_schedulers("step", batch_idx + 1)
         self._hook("on_train_batch_end", outputs[0], batch, batch_idx)
 
     def _training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -173,23 +173,22 @@ class SequentialEngine:
 
         def closure_and_clipping() -> Any:
             result = closure()
-            if self._scaler is not None and any(
-                p.grad is not None for g in optimizer.param_groups for p in g["params"]
-            ):
+            if self._scaler is not None and _has_gradient(optimizer):
                 self._scaler.unscale_(optimizer)
             self._hook("on_before_optimizer_step", optimizer)
             if self._module.automatic_optimization:
                 self._clip(optimizer)
             return result
 
-        self._view.global_step += 1
         if self._scaler is None:
-            return optimizer.step(closure=closure_and_clipping, **kwargs)
-        result = closure_and_clipping()
-        # A closure that skipped its backward pass leaves nothing to unscale, and nothing to step with.
-        if any(p.grad is not None for g in optimizer.param_groups for p in g["params"]):
-            self._scaler.step(optimizer, **kwargs)
-            self._scaler.update()
+            result = optimizer.step(closure=closure_and_clipping, **kwargs)
+        else:
+            result = closure_and_clipping()
+            # A closure that skipped its backward pass leaves nothing to unscale, and nothing to step with.
+            if _has_gradient(optimizer):
+                self._scaler.step(optimizer, **kwargs)
+                self._scaler.update()
+        self._view.global_step += 1
         return result
 
     def _clip(self, optimizer: Optimizer) -> None:
@@ -200,8 +199,9 @@ class SequentialEngine:
             self._view.strategy.clip_gradients(optimizer, value)
 
     def _end_epoch(self) -> None:
+        self._capture.start_batch(None)
         self._hook("on_train_epoch_end")
-        if self._optimizers.schedulers and self._module.automatic_optimization:
+        if self._module.automatic_optimization:
             self._optimizers.step_schedulers("epoch", self._view.current_epoch + 1)
 
     def _hook(self, name: str, *args: Any) -> Any:
@@ -212,9 +212,7 @@ class SequentialEngine:
         # A module that logs a `loss` of its own has the last word.
         results.update({name: value for name, (value, _) in self._capture.values().items()})
         for name, metric in self._capture.metrics.items():
-            # The client's own value: nothing is exchanged with other ranks during local training.
-            with metric.sync_context(should_sync=False):
-                results[name] = metric.compute()
+            results[name] = metric.compute()
             metric.reset()
         return results
 
@@ -245,6 +243,10 @@ def _takes_batch_idx(module: LightningModule) -> bool:
             "Write it as `training_step(self, batch, batch_idx)`.",
         )
     return len(parameters) > 1
+
+
+def _has_gradient(optimizer: Optimizer) -> bool:
+    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
 
 
 def _loss(output: Any) -> Tensor | None:

@@ -67,3 +67,5 @@ class Femnist(FederatedDataModule):
         sizes = np.array([len(r) for r in train])
         self.clients = Partition(tensors(train), names, np.arange(sizes.sum()), sizes)
         self.val_dataset = self.test_dataset = tensors(test)
+        test_sizes = np.array([len(r) for r in test])
+        self.val_clients = Partition(self.val_dataset, names, np.arange(test_sizes.sum()), test_sizes)

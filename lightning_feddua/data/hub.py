@@ -64,7 +64,8 @@ def arrow_column(dataset: datasets.Dataset, name: str) -> Any:
 
 def integer_column(dataset: datasets.Dataset, name: str) -> np.ndarray:
     """A column of labels as an array."""
-    values = arrow_column(dataset, name).to_numpy()
+    # A copy, because Arrow's memory cannot be written and torch warns of that.
+    values = np.array(arrow_column(dataset, name).to_numpy())
     if not np.issubdtype(values.dtype, np.integer):
         raise ConfigurationError(f"The column `{name}` holds {values.dtype}, not labels.", "Choose an integer column.")
     return values

@@ -33,6 +33,7 @@ class FederatedDataModule(LightningDataModule):
         batch_size: the size of a local minibatch; a client with fewer samples uses all of them in each step.
         eval_batch_size: the size of a batch in validation and test.
         collate_fn: makes a batch of a list of samples, as in a DataLoader.
+        val_clients: data held out for each client, for validation per client; by default the clients' own data.
 
     Example:
         >>> import torch
@@ -51,6 +52,7 @@ class FederatedDataModule(LightningDataModule):
         batch_size: int = 50,
         eval_batch_size: int = 256,
         collate_fn: Collate | None = None,
+        val_clients: Mapping[str, Dataset[Any]] | None = None,
     ) -> None:
         super().__init__()
         for name, value in (("batch_size", batch_size), ("eval_batch_size", eval_batch_size)):
@@ -62,6 +64,7 @@ class FederatedDataModule(LightningDataModule):
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
         self.collate_fn = collate_fn
+        self.val_clients = val_clients
 
     @classmethod
     def from_dataset(

@@ -24,7 +24,9 @@ class Partition(Mapping[str, Dataset[Any]]):
         sizes: how many rows each client has.
     """
 
-    def __init__(self, dataset: Dataset[Any], ids: Sequence[str] | np.ndarray, rows: np.ndarray, sizes: np.ndarray) -> None:
+    def __init__(
+        self, dataset: Dataset[Any], ids: Sequence[str] | np.ndarray, rows: np.ndarray, sizes: np.ndarray
+    ) -> None:
         self.dataset = dataset
         self.ids: Any = ids
         self.sizes = np.asarray(sizes)

@@ -1,0 +1,187 @@
+import tracemalloc
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from lightning import LightningDataModule
+from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from lightning_feddua import ConfigurationError, FederatedDataModule, FederatedLoop
+from lightning_feddua.data import HuggingFaceDataModule, IIDPartitioner, PathologicalPartitioner
+from lightning_feddua.data.module import labels_of
+from lightning_feddua.data.partition import Partition
+from tests.modules import Classifier, classification
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A small dataset in the hub's layout: parquet files named after their split."""
+    for split, rows in (("train", 30), ("test", 8)):
+        table = {
+            "user": [f"user {i % 4}" for i in range(rows)],
+            "features": [[float(i), 1.0, 2.0, 3.0] for i in range(rows)],
+            "label": [i % 3 for i in range(rows)],
+        }
+        datasets.Dataset.from_dict(table).to_parquet(tmp_path / "data" / f"{split}-00000-of-00001.parquet")
+    return str(tmp_path / "data")
+
+
+def to_tensors(sample):
+    return torch.tensor(sample["x"]), sample["y"]
+
+
+def test_partition_of_named_clients():
+    dataset = TensorDataset(torch.arange(6))
+    partition = Partition.from_values(dataset, np.array(["b", "a", "b", "c", "b", "a"]))
+    assert list(partition) == ["b", "a", "c"]
+    assert partition.sizes.tolist() == [3, 2, 1]
+    assert [x.item() for (x,) in partition["a"]] == [1, 5]
+    assert "d" not in partition
+    assert list(Partition.from_values(dataset, pa.array(list("baabcb")), min_samples=2)) == ["b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("indices", "message"),
+    [
+        ([[0, 1], []], r"leaves client `1` empty\. Use"),
+        ({"eve": [0, 9]}, r"has the index 9, and the dataset has 6 rows\. Give"),
+        ([[-1]], r"has the index -1"),
+        ([[0, 1], [1, 2]], r"gives row 1 to 2 clients: `0`, `1`\. Give each row"),
+    ],
+)
+def test_bad_partitions(indices, message):
+    with pytest.raises(ConfigurationError, match=message):
+        FederatedDataModule.from_dataset(TensorDataset(torch.arange(6)), indices)
+
+
+def test_partitioner_finds_the_labels():
+    dataset = classification(90)
+    data = FederatedDataModule.from_dataset(dataset, PathologicalPartitioner(6, 1))
+    assert {len(dataset.tensors[1][data.clients.rows(i)].unique()) for i in range(6)} == {1}
+
+    class Hidden(Dataset):
+        def __len__(self):
+            return 10
+
+    with pytest.raises(ConfigurationError, match=r"labels of a `Hidden` cannot be seen"):
+        FederatedDataModule.from_dataset(Hidden(), IIDPartitioner(2))
+    assert FederatedDataModule.from_dataset(Hidden(), IIDPartitioner(2), labels=np.zeros(10)).client_sizes().sum() == 10
+    assert labels_of(torch.utils.data.Subset(dataset, [3, 4])).tolist() == dataset.tensors[1][[3, 4]].tolist()
+
+
+def test_unknown_client_is_named():
+    with pytest.raises(ConfigurationError, match=r"There is no client `zoe`\. Choose one of `alice`"):
+        FederatedDataModule({"alice": classification(3)}).client_data("zoe")
+
+
+def test_lightning_datamodule_is_federated(tmp_path):
+    data = FederatedDataModule.from_datamodule(BoringDataModule(), IIDPartitioner(4), labels=np.zeros(64))
+    loop = FederatedLoop(max_rounds=2, local_steps=2, out_dir=tmp_path, accelerator="cpu", enable_progress_bar=False)
+    loop.fit(BoringModel(), data)
+    assert len(loop.history) == 2
+    assert loop.history[0]["clients"] == 4
+
+
+class WithHooks(LightningDataModule):
+    """Own batch size, collation and transfer hook, data made in `setup`."""
+
+    def setup(self, stage):
+        self.dataset = classification(48)
+
+    def train_dataloader(self):
+        return DataLoader(self.dataset, batch_size=6, shuffle=True, collate_fn=self.collate)
+
+    def val_dataloader(self):
+        return DataLoader(self.dataset, batch_size=10, collate_fn=self.collate)
+
+    @staticmethod
+    def collate(samples):
+        return {"x": torch.stack([x for x, _ in samples]), "y": torch.stack([y for _, y in samples])}
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        assert self.trainer is not None
+        return batch["x"], batch["y"]
+
+
+def test_wrapped_hooks_and_collation_count(tmp_path):
+    data = FederatedDataModule.from_datamodule(WithHooks(), [np.arange(24), np.arange(24, 48)])
+    loop = FederatedLoop(max_rounds=1, local_steps=2, out_dir=tmp_path, accelerator="cpu", enable_progress_bar=False)
+    loop.fit(Classifier(), data)
+    assert data.batch_size == 6
+    assert data.eval_batch_size == 10
+    assert "val_acc" in loop.history[0]
+    assert data.hook_owner.trainer is None
+
+
+def test_huggingface_client_column(folder, tmp_path):
+    data = FederatedDataModule.from_huggingface(
+        folder, client_column="user", columns={"x": "features", "y": "label"}, transform=to_tensors, val_split="test"
+    )
+    loop = FederatedLoop(max_rounds=1, local_steps=2, out_dir=tmp_path, accelerator="cpu", enable_progress_bar=False)
+    loop.fit(Classifier(), data)
+    assert list(data.client_ids) == [f"user {i}" for i in range(4)]
+    x, y = data.client_data("user 1").batch(np.array([0, 2]))
+    assert x[:, 0].tolist() == [1.0, 9.0]
+    assert y.tolist() == [1, 0]
+    assert "val_acc" in loop.history[0]
+
+
+def test_huggingface_partitioner(folder):
+    data = HuggingFaceDataModule(folder, partitioner=PathologicalPartitioner(3, 1), label_column="label")
+    data.setup("fit")
+    for i in range(3):
+        assert len(set(data.client_data(str(i)).batch(np.arange(10))["label"].tolist())) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"client_column": "writer"}, r"no column `writer`\. Choose one of its columns: `features`, `label`, `user`"),
+        ({"client_column": "user", "columns": {"x": "image"}}, r"no column `image`"),
+        ({"client_column": "user", "val_split": "dev"}, r"has no split `dev`"),
+        ({"partitioner": IIDPartitioner(2), "label_column": "user"}, r"column `user` holds .*, not labels"),
+        ({"partitioner": IIDPartitioner(2)}, r"partitioner has no labels\. Name"),
+        ({}, r"unclear who the clients are: neither"),
+    ],
+)
+def test_bad_huggingface_arguments(folder, arguments, message):
+    with pytest.raises(ConfigurationError, match=message):
+        HuggingFaceDataModule(folder, **arguments).setup("fit")
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("./no/such/folder", r"The folder `./no/such/folder` does not exist\. Give"),
+        ("nobody/nothing", r"dataset `nobody/nothing` cannot be loaded: .*\. Check the name and the connection"),
+    ],
+)
+def test_data_that_cannot_be_reached(path, message, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigurationError, match=message):
+        HuggingFaceDataModule(path, client_column="user").setup("fit")
+
+
+def test_a_hundred_thousand_clients_cost_nothing_until_sampled(tmp_path):
+    """Memory goes with the rows: as many rows for a thousand times the clients take about the same."""
+    rows = 200_000
+    peaks = {}
+    for clients in (100, 100_000):
+        path = tmp_path / f"{clients}"
+        users = pa.array(np.arange(rows) % clients).cast(pa.string())
+        table = pa.table({"user": users, "x": pa.array(np.arange(rows, dtype=np.float32))})
+        datasets.Dataset(table).to_parquet(path / "train-00000-of-00001.parquet")
+        data = HuggingFaceDataModule(str(path), client_column="user", columns={"x": "x"})
+        tracemalloc.start()
+        data.setup("fit")
+        peaks[clients] = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert len(data.client_ids) == clients
+        assert data.client_sizes().sum() == rows
+        batch = data.client_data(str(clients - 1)).batch(np.arange(2))
+        assert batch["x"].tolist() == [clients - 1, 2 * clients - 1]
+    assert peaks[100_000] < peaks[100] + 20e6

@@ -1,0 +1,433 @@
+"""The same module under Lightning's Trainer and as the only client of a federation: same batches, same seed."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel, DemoModel, ManualOptimBoringModel, Net
+from lightning.pytorch.demos.lstm import LightningLSTM
+from lightning.pytorch.demos.transformer import LightningTransformer
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
+
+from lightning_feddua import FedAvg, FederatedCallback, FederatedDataModule, FederatedLoop
+from lightning_feddua.data.client_data import minibatches
+from lightning_feddua.sampling import Purpose, generator, seed_local_steps
+
+CPU = torch.device("cpu")
+BATCH = 8
+
+
+class SeedAtStart(Callback):
+    """Seeds as the loop does, after everything that Trainer draws before the first step."""
+
+    def on_train_start(self, trainer, module):
+        seed_local_steps(0, 0, 0, CPU)
+
+
+def trained_by_trainer(module, dataset, steps, tmp_path, **arguments):
+    order = minibatches(len(dataset), BATCH, generator(0, 0, 0, Purpose.MINIBATCHES), steps=steps)
+    epochs = {}
+    for epoch, positions in order:
+        epochs.setdefault(epoch, []).append(positions.tolist())
+
+    class Order:
+        """A batch sampler that gives each pass its own order."""
+
+        def __init__(self):
+            self.passes = iter(epochs.values())
+
+        def __iter__(self):
+            return iter(next(self.passes))
+
+        def __len__(self):
+            return len(dataset) // BATCH
+
+    loader = DataLoader(dataset, batch_sampler=Order(), generator=torch.Generator())
+    trainer = Trainer(
+        max_steps=steps * getattr(module, "steps_per_batch", 1),
+        max_epochs=-1,
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        limit_val_batches=0,
+        callbacks=[SeedAtStart()],
+        default_root_dir=tmp_path,
+        **arguments,
+    )
+    trainer.fit(module, loader)
+    return module.state_dict(), trainer
+
+
+class Keep(FederatedCallback):
+    def __init__(self):
+        self.states = []
+
+    def on_client_end(self, loop):
+        self.states.append({name: value.clone() for name, value in loop.module.state_dict().items()})
+
+
+def trained_by_loop(module, dataset, steps, tmp_path, **arguments):
+    keep = Keep()
+    loop = FederatedLoop(
+        server=FedAvg(),
+        max_rounds=1,
+        local_steps=steps,
+        callbacks=[keep],
+        accelerator="cpu",
+        out_dir=tmp_path,
+        enable_progress_bar=False,
+        **arguments,
+    )
+    loop.fit(module, FederatedDataModule({"only": dataset}, batch_size=BATCH))
+    return keep.states[0], loop
+
+
+def features(size=24):
+    return torch.utils.data.Subset(
+        _Rows(torch.randn(size, 32, generator=torch.Generator().manual_seed(0))), range(size)
+    )
+
+
+class _Rows(Dataset):
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def __len__(self):
+        return len(self.tensor)
+
+    def __getitem__(self, i):
+        return self.tensor[i]
+
+
+def labelled(size=24, shape=(32,), classes=3):
+    generator = torch.Generator().manual_seed(1)
+    return TensorDataset(
+        torch.randn(size, *shape, generator=generator), torch.randint(classes, (size,), generator=generator)
+    )
+
+
+def tokens(size=16, length=6, vocabulary=20):
+    generator = torch.Generator().manual_seed(2)
+    text = torch.randint(vocabulary, (size, length + 1), generator=generator)
+    return TensorDataset(text[:, :-1], text[:, 1:])
+
+
+class Common(LightningModule):
+    """The usual classifier; subclasses vary one practice each."""
+
+    def __init__(self):
+        super().__init__()
+        self.save_hyperparameters()
+        self.net = nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 3))
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        loss = nn.functional.cross_entropy(self.net(x), y)
+        self.log("train_loss", loss, on_step=True, on_epoch=True, prog_bar=True, sync_dist=True)
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+
+class BatchNormAndDropout(Common):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(32, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 3))
+
+
+class StepScheduler(Common):
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.5, momentum=0.9, nesterov=True, weight_decay=1e-3)
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=20)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step", "frequency": 2}}
+
+
+class EpochScheduler(Common):
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.05)
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.3)]
+
+
+class DictOutput(Common):
+    def training_step(self, batch, batch_idx):
+        if batch_idx == 1:
+            return None  # skip
+        return {"loss": super().training_step(batch, batch_idx), "extra": 1}
+
+
+class OnlyBatch(Common):
+    def training_step(self, batch):
+        return super().training_step(batch, 0)
+
+
+class Hooks(Common):
+    """Gradients and batches changed in hooks; overridden optimizer methods."""
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return [batch[0] * 2, batch[1]]
+
+    def on_train_batch_start(self, batch, batch_idx):
+        batch[0].add_(0.1 * batch_idx)
+
+    def on_before_backward(self, loss):
+        self.seen = loss.detach()
+
+    def on_after_backward(self):
+        for p in self.parameters():
+            p.grad.mul_(0.5)
+
+    def on_before_optimizer_step(self, optimizer):
+        for p in self.parameters():
+            p.grad.add_(0.01)
+
+    def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure=None):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.02 / (1 + self.trainer.global_step)
+        optimizer.step(closure=optimizer_closure)
+
+    def optimizer_zero_grad(self, epoch, batch_idx, optimizer):
+        optimizer.zero_grad(set_to_none=False)
+
+    def configure_gradient_clipping(self, optimizer, gradient_clip_val, gradient_clip_algorithm):
+        self.clip_gradients(optimizer, gradient_clip_val=0.3, gradient_clip_algorithm="value")
+
+
+class Counters(Common):
+    """Depends on every counter that modules read."""
+
+    def training_step(self, batch, batch_idx):
+        scale = 1 + self.current_epoch + 0.1 * self.global_step + 0.01 * batch_idx
+        return scale * super().training_step(batch, batch_idx)
+
+
+class FrozenAndTied(Common):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 3))
+        self.net[0].requires_grad_(False)
+        self.net[2].weight = nn.Parameter(torch.eye(32))
+        self.unused = nn.Linear(4, 4)
+        self.tied = nn.Linear(32, 3)
+        self.tied.weight = self.net[4].weight
+
+
+class TwoOptimizers(Common):
+    """Manual optimization as in a GAN: toggled optimizers, clipping, a scheduler stepped by hand."""
+
+    steps_per_batch = 2  # Trainer counts steps of both optimizers
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+        self.other = nn.Linear(32, 3)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        first, second = self.optimizers()
+        self.toggle_optimizer(first)
+        loss = nn.functional.cross_entropy(self.net(x) + self.other(x), y)
+        first.zero_grad()
+        self.manual_backward(loss)
+        self.clip_gradients(first, gradient_clip_val=0.1, gradient_clip_algorithm="norm")
+        first.step()
+        self.untoggle_optimizer(first)
+        with second.toggle_model():
+            loss = nn.functional.cross_entropy(self.net(x) + self.other(x), y)
+            second.zero_grad()
+            self.manual_backward(loss)
+            second.step()
+        self.lr_schedulers().step()
+        self.log_dict({"a": loss, "b": 1.0})
+
+    def configure_optimizers(self):
+        first = torch.optim.SGD(self.net.parameters(), lr=0.1)
+        second = torch.optim.Adam(self.other.parameters(), lr=0.01)
+        return [first, second], [torch.optim.lr_scheduler.StepLR(first, 2)]
+
+
+class LBFGS(Common):
+    def configure_optimizers(self):
+        return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=3)
+
+
+class Metrics(Common):
+    def __init__(self):
+        super().__init__()
+        self.accuracy = MulticlassAccuracy(3)
+        self.collection = MetricCollection([MulticlassAccuracy(3), MulticlassF1Score(3)], prefix="c_")
+
+    def training_step(self, batch, batch_idx):
+        logits = self.net(batch[0])
+        self.accuracy(logits, batch[1])
+        self.log("accuracy", self.accuracy)
+        self.collection.update(logits, batch[1])
+        self.log_dict(self.collection)
+        return nn.functional.cross_entropy(logits, batch[1])
+
+
+class ConvNet(Common):
+    def __init__(self):
+        super().__init__()
+        self.net = Net()  # Lightning's demo network, with dropout
+
+
+class SmallTransformer(LightningTransformer):
+    def __init__(self):
+        super().__init__(vocab_size=20)
+
+    def prepare_data(self):
+        """Trainer would download the demo's text."""
+
+
+class SmallLSTM(LightningLSTM):
+    def __init__(self):
+        super().__init__(vocab_size=20)
+
+    def prepare_data(self):
+        """Trainer would download the demo's text."""
+
+
+IMAGES = labelled(shape=(1, 28, 28), classes=10)
+CASES = {
+    "BoringModel": (BoringModel, features(), {}),
+    "ManualOptimBoringModel": (ManualOptimBoringModel, features(), {}),
+    "DemoModel": (DemoModel, features(), {}),
+    "LightningTransformer": (SmallTransformer, tokens(), {}),
+    "LightningLSTM": (SmallLSTM, tokens(), {}),
+    "Net": (ConvNet, IMAGES, {}),
+    "adam": (Common, labelled(), {}),
+    "batch norm and dropout": (BatchNormAndDropout, labelled(), {}),
+    "step scheduler": (StepScheduler, labelled(), {}),
+    "epoch scheduler": (EpochScheduler, labelled(), {}),
+    "clipping": (StepScheduler, labelled(), {"gradient_clip_val": 0.1}),
+    "dict output and skipped step": (DictOutput, labelled(), {}),
+    "training_step(batch)": (OnlyBatch, labelled(), {}),
+    "hooks": (Hooks, labelled(), {}),
+    "counters": (Counters, labelled(), {}),
+    "frozen, tied and unused": (FrozenAndTied, labelled(), {}),
+    "two optimizers": (TwoOptimizers, labelled(), {}),
+    "lbfgs": (LBFGS, labelled(), {}),
+    "metrics": (Metrics, labelled(), {}),
+    "64-true": (BatchNormAndDropout, labelled(), {"precision": "64-true"}),
+    "bf16-mixed": (BatchNormAndDropout, labelled(), {"precision": "bf16-mixed"}),
+    "bf16-true": (Common, labelled(), {"precision": "bf16-true"}),
+    "16-mixed": (Common, labelled(), {"precision": "16-mixed", "gradient_clip_val": 0.1}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_weights_are_those_of_trainer(case, tmp_path):
+    make, dataset, arguments = CASES[case]
+    torch.manual_seed(0)
+    ours = make()
+    theirs = copy.deepcopy(ours)
+    steps = 2 * len(dataset) // BATCH + 1
+    expected, _ = trained_by_trainer(theirs, dataset, steps, tmp_path, **arguments)
+    state, loop = trained_by_loop(ours, dataset, steps, tmp_path, **arguments)
+    assert state.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(state[name], value), name
+    assert any(not torch.equal(a, b) for a, b in zip(state.values(), make().state_dict().values(), strict=True))
+    if make is Metrics:
+        assert {"accuracy", "c_MulticlassAccuracy", "c_MulticlassF1Score"} <= loop.history[0].keys()
+
+
+def test_fedavg_is_the_average_of_trainers(tmp_path):
+    """Three clients, each trained by its own Trainer from the same start."""
+    torch.manual_seed(0)
+    model = Common()
+    clients = {str(i): TensorDataset(*(t + i for t in labelled().tensors[:1]), labelled().tensors[1]) for i in range(3)}
+    states = []
+    for i, dataset in enumerate(clients.values()):
+        start = copy.deepcopy(model)
+        order = minibatches(24, BATCH, generator(0, 0, i, Purpose.MINIBATCHES), steps=3)
+        loader = DataLoader(dataset, batch_sampler=[p.tolist() for _, p in order])
+        trainer = Trainer(max_steps=3, accelerator="cpu", devices=1, logger=False, enable_checkpointing=False,
+                          enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path)  # fmt: skip
+        trainer.fit(start, loader)
+        states.append(start.state_dict())
+    loop = FederatedLoop(server=FedAvg(), max_rounds=1, local_steps=3, accelerator="cpu", out_dir=tmp_path,
+                         enable_progress_bar=False)  # fmt: skip
+    loop.fit(model, FederatedDataModule(clients, batch_size=BATCH))
+    for name, value in model.state_dict().items():
+        mean = torch.stack([state[name].double() for state in states]).mean(0)
+        torch.testing.assert_close(value.double(), mean, rtol=1e-6, atol=1e-7)
+
+
+class Validated(Common):
+    """Everything that people log in validation."""
+
+    def __init__(self):
+        super().__init__()
+        self.accuracy = MulticlassAccuracy(3, average="micro")
+        self.collection = MetricCollection([MulticlassAccuracy(3), MulticlassF1Score(3)], prefix="v_")
+        self.by_hand = MulticlassAccuracy(3)
+
+    def validation_step(self, batch, batch_idx):
+        logits = self.net(batch[0])
+        self.log("val_loss", nn.functional.cross_entropy(logits, batch[1]), on_epoch=True, sync_dist=True)
+        self.accuracy(logits, batch[1])
+        self.log("val_acc", self.accuracy)
+        self.collection.update(logits, batch[1])
+        self.log_dict(self.collection)
+        self.by_hand.update(logits, batch[1])
+        self.log("weighted", float(batch_idx), batch_size=batch_idx + 1)
+
+    test_step = validation_step
+
+    def on_validation_epoch_end(self):
+        self.log("by_hand", self.by_hand.compute())
+        self.by_hand.reset()
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3])
+@pytest.mark.parametrize("size", [37, 8])
+def test_validation_is_identical_to_trainer(devices, size, tmp_path):
+    torch.manual_seed(0)
+    module = Validated()
+    data = FederatedDataModule({"a": labelled()}, val_dataset=labelled(size), eval_batch_size=8)
+    trainer = Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, default_root_dir=tmp_path,
+                      enable_progress_bar=False, enable_model_summary=False)  # fmt: skip
+    expected = trainer.validate(module, data, verbose=False)[0]
+    strategy = "auto" if devices == 1 else "ddp_fork"
+    loop = FederatedLoop(local_steps=1, devices=devices, strategy=strategy, accelerator="cpu", out_dir=tmp_path)
+    assert loop.validate(module, data) == expected
+    assert len(expected) == 6
+
+
+def test_test_step_and_clients(tmp_path):
+    torch.manual_seed(0)
+    module = Validated()
+    data = FederatedDataModule(
+        {str(i): labelled(10 + i) for i in range(20)}, test_dataset=labelled(30), eval_batch_size=8
+    )
+    trainer = Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, default_root_dir=tmp_path,
+                      enable_progress_bar=False, enable_model_summary=False)  # fmt: skip
+    expected = trainer.test(module, data, verbose=False)[0]
+    loop = FederatedLoop(local_steps=1, accelerator="cpu", out_dir=tmp_path)
+    assert loop.test(module, data) == expected
+
+    losses, accuracies = [], []
+    for dataset in data.clients.values():
+        x, y = dataset.tensors
+        logits = module.net(x)
+        losses.append(nn.functional.cross_entropy(logits, y).item())
+        accuracies.append((logits.argmax(1) == y).double().mean().item())
+    for devices in (1, 2):
+        strategy = "auto" if devices == 1 else "ddp_fork"
+        loop = FederatedLoop(local_steps=1, devices=devices, strategy=strategy, accelerator="cpu", out_dir=tmp_path)
+        result = loop.validate(module, data, per_client=True)
+        assert result["val_loss/mean"] == pytest.approx(np.mean(losses), rel=1e-6)
+        assert result["val_loss/std"] == pytest.approx(np.std(losses), rel=1e-4)
+        assert result["val_loss/worst_decile"] == pytest.approx(np.sort(losses)[-2:].mean(), rel=1e-6)
+        assert result["val_acc/worst_decile"] == pytest.approx(np.sort(accuracies)[:2].mean(), rel=1e-6)
