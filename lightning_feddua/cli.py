@@ -1,4 +1,4 @@
-"""The command line: ``feddua fit``."""
+"""The command line: ``feddua fit`` and ``feddua data``."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import re
 import sys
 from argparse import ArgumentError
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 from lightning.fabric.utilities.seed import seed_everything
 
 from lightning_feddua.__about__ import __version__
 from lightning_feddua.callbacks import FederatedCallback
+from lightning_feddua.data import FederatedDataModule
 from lightning_feddua.errors import ConfigurationError, choices
 from lightning_feddua.loop import FederatedLoop
+from lightning_feddua.plotting import plot_labels
 from lightning_feddua.recipes import (
     LOOP_SKIPS,
     SECTIONS,
@@ -61,38 +65,73 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> None:
-    parser, fit_parser = _parsers()
-    if arguments[:1] == ["fit"]:
-        arguments = ["fit", *_resolve_recipe(arguments[1:])]
-    try:
-        config = parser.parse_args(arguments)
-    except ArgumentError as error:
-        raise ConfigurationError(*_sentences(error)) from error
-    _fit(fit_parser, config.fit)
-
-
-def _parsers() -> tuple[ArgumentParser, ArgumentParser]:
-    parser = ArgumentParser(
+    commands = {"fit": (_fit_parser, _fit), "data": (_data_parser, _describe_data)}
+    parser = _parser(
         prog="feddua",
         description="Federated learning for PyTorch Lightning, with FedDuA's server.",
         version=__version__,
-        exit_on_error=False,
-        allow_abbrev=False,
     )
-    commands = parser.add_subcommands(required=True)
-    fit = ArgumentParser(
+    subcommands = parser.add_subcommands(required=True)
+    parsers = {name: make() for name, (make, _) in commands.items()}
+    for name, subparser in parsers.items():
+        subcommands.add_subcommand(name, subparser, help=str(subparser.description).split(".")[0].lower())
+    command = arguments[0] if arguments else ""
+    if command in commands:
+        sections = ["data"] if command == "data" else [*SECTIONS, "loop"]
+        arguments = [command, *_resolve_recipe(arguments[1:], sections)]
+    try:
+        config = parser.parse_args(arguments)
+    except ArgumentError as error:
+        raise ConfigurationError(*_sentences(error, command)) from error
+    commands[command][1](parsers[command], config[command])
+
+
+def _parser(**arguments: Any) -> ArgumentParser:
+    return ArgumentParser(exit_on_error=False, allow_abbrev=False, **arguments)
+
+
+def _fit_parser() -> ArgumentParser:
+    parser = _parser(
         description="Train a recipe's model over its clients. `--preset NAME` applies one of the recipe's presets;"
-        " `--server NAME` does so, too, where the recipe has one of this name.",
-        exit_on_error=False,
-        allow_abbrev=False,
+        " `--server NAME` does so, too, where the recipe has one of this name."
     )
-    fit.add_argument("--config", action=ActionConfigFile, help="a recipe: a YAML file, or the name of a shipped recipe")
+    _add_config(parser)
     for section, base in SECTIONS.items():
         required = section in ("model", "data")
-        fit.add_subclass_arguments(base, section, required=required, default=None if required else _default(section))
-    fit.add_class_arguments(FederatedLoop, "loop", skip=LOOP_SKIPS, instantiate=False)
-    commands.add_subcommand("fit", fit, help="train a recipe's model over its clients")
-    return parser, fit
+        parser.add_subclass_arguments(base, section, required=required, default=None if required else _default(section))
+    parser.add_class_arguments(FederatedLoop, "loop", skip=LOOP_SKIPS, instantiate=False)
+    return parser
+
+
+def _data_parser() -> ArgumentParser:
+    parser = _parser(
+        description="Describe a recipe's clients. With `--plot`, draw how labels are distributed over them."
+    )
+    _add_config(parser)
+    parser.add_subclass_arguments(SECTIONS["data"], "data", required=True)
+    parser.add_argument("--plot", type=str | None, default=None, help="a file for the picture, such as labels.png")
+    return parser
+
+
+def _add_config(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--config", action=ActionConfigFile, help="a recipe: a YAML file, or the name of a shipped recipe"
+    )
+
+
+def _describe_data(parser: ArgumentParser, config: Namespace) -> None:
+    data: FederatedDataModule = parser.instantiate(config).data
+    data.prepare_data()
+    data.setup("fit")
+    sizes = data.client_sizes()
+    low, median, high = (int(q) for q in np.quantile(sizes, [0, 0.5, 1]))
+    print(repr(data))
+    print(f"samples of a client: {low:,} to {high:,}, half have {median:,} or less")
+    for name, dataset in (("validation", data.val_dataset), ("test", data.test_dataset)):
+        print(f"{name}: {'none' if dataset is None else f'{len(dataset):,} samples'}")  # type: ignore[arg-type]
+    if config.plot is not None:
+        plot_labels(data.label_counts(), Path(config.plot), repr(data))
+        print(f"picture in {config.plot}")
 
 
 def _default(section: str) -> dict[str, str]:
@@ -112,8 +151,8 @@ def _fit(parser: ArgumentParser, config: Namespace) -> None:
     loop.fit(made.model, made.data)
 
 
-def _resolve_recipe(arguments: list[str]) -> list[str]:
-    """Replace the recipe that ``--config`` names by its text, with the preset that is asked for.
+def _resolve_recipe(arguments: list[str], sections: Sequence[str]) -> list[str]:
+    """Replace the recipe that ``--config`` names by the text of some sections, with the preset that is asked for.
 
     Names that do not exist are found here, where it is known what is allowed.
     """
@@ -133,6 +172,7 @@ def _resolve_recipe(arguments: list[str]) -> list[str]:
             raise ConfigurationError(f"The recipe has no preset `{preset}`.", allowed)
         recipe = merge(recipe, presets[preset])
     check_recipe(recipe)
+    recipe = {section: value for section, value in recipe.items() if section in sections}
     _check_overrides(recipe, rest)
     return ["--config", yaml.safe_dump(recipe), *rest] if recipe else rest
 
@@ -168,7 +208,7 @@ def _check_overrides(recipe: dict[str, Any], arguments: list[str]) -> None:
     check_arguments("loop", FederatedLoop, names)
 
 
-def _sentences(error: ArgumentError) -> tuple[str, str]:
+def _sentences(error: ArgumentError, command: str) -> tuple[str, str]:
     """What jsonargparse says over many lines, in one."""
     text = str(error)
     if match := re.search(r'Parser key "([\w.]+)"(?!.*Parser key)', text, re.DOTALL):
@@ -177,4 +217,5 @@ def _sentences(error: ArgumentError) -> tuple[str, str]:
         kinds = " or ".join("none" if a == "NoneType" else a or b for a, b in expected)
         if value and kinds:
             return f"`{match[1]}` cannot be `{value[1]}`.", f"Give a value of type {kinds}."
-    return f"The command line cannot be read: {' '.join(text.split()).rstrip('.')}.", "See `feddua fit --help`."
+    problem = " ".join(text.split()).rstrip(".")
+    return f"The command line cannot be read: {problem}.", f"See `{f'feddua {command}'.strip()} --help`."

@@ -2,9 +2,11 @@ import subprocess
 import sys
 
 import pytest
+import torch
 import yaml
+from torch.utils.data import TensorDataset
 
-from lightning_feddua import __version__
+from lightning_feddua import FederatedDataModule, __version__
 from lightning_feddua.cli import main
 from lightning_feddua.recipes import check_recipe, find_recipe, load_recipe, merge, shipped_recipes, split_presets
 
@@ -125,3 +127,28 @@ def test_every_shipped_recipe_and_preset_parses(name, capsys):
 def test_console_script_answers_version():
     finished = subprocess.run([sys.executable, "-m", "lightning_feddua", "--version"], capture_output=True, text=True)
     assert finished.stdout.strip() == f"feddua {__version__}"
+
+
+def test_data_is_described_and_drawn(tmp_path, capsys):
+    recipe = {
+        "data": {
+            "class_path": "tests.test_cli.Digits",
+            "init_args": {"clients": 4},
+        }
+    }
+    (tmp_path / "digits.yaml").write_text(yaml.safe_dump(recipe))
+    picture = tmp_path / "labels.png"
+    assert main(["data", "--config", str(tmp_path / "digits.yaml"), "--data.clients", "6", "--plot", str(picture)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "Digits(6 clients, 60 samples)"
+    assert lines[1] == "samples of a client: 10 to 10, half have 10 or less"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert main(["data", "--config", "synthetic", "--plot", str(picture)]) == 2
+    assert "labels of a `TensorDataset` cannot be seen" in capsys.readouterr().err
+
+
+class Digits(FederatedDataModule):
+    """Clients of ten labels each."""
+
+    def __init__(self, clients: int = 3) -> None:
+        super().__init__({str(i): TensorDataset(torch.rand(10, 1), torch.arange(10)) for i in range(clients)})

@@ -122,6 +122,19 @@ class FederatedDataModule(LightningDataModule):
             ) from None
         return ClientData(dataset, self.collate_fn)
 
+    def label_counts(self) -> np.ndarray:
+        """The number of samples of each client (row) and label (column)."""
+        if isinstance(self.clients, Partition):
+            labels, rows = self._labels_of_rows(self.clients.dataset), list(self.clients.items_by_rows())
+            classes, codes = np.unique(labels, return_inverse=True)
+            return np.stack([np.bincount(codes[mine], minlength=len(classes)) for _, mine in rows])
+        parts = [labels_of(dataset) for dataset in self.clients.values()]
+        classes = np.unique(np.concatenate(parts))
+        return np.stack([np.bincount(np.searchsorted(classes, p), minlength=len(classes)) for p in parts])
+
+    def _labels_of_rows(self, dataset: Dataset[Any]) -> np.ndarray:
+        return labels_of(dataset)
+
     @property
     def hook_owner(self) -> LightningDataModule:
         """The data module whose batch-transfer hooks count."""
@@ -213,6 +226,11 @@ class HuggingFaceDataModule(FederatedDataModule):
         self.val_dataset = self._load_rows(self.val_split)
         self.test_dataset = self._load_rows(self.test_split)
 
+    def _labels_of_rows(self, dataset: Dataset[Any]) -> np.ndarray:
+        if self.label_column is None:
+            raise ConfigurationError("The data has no labels to count.", "Name their column with `label_column`.")
+        return integer_column(load_split(self.path, self.split), self.label_column)
+
     def _load_rows(self, split: str | None) -> HubRows | None:
         return None if split is None else HubRows(load_split(self.path, split), self.columns, self.transform)
 
@@ -225,6 +243,19 @@ class _WrappedDataModule(FederatedDataModule):
         self._wrapped = datamodule
         self._partition = partition
         self._labels = labels
+
+    def label_counts(self) -> np.ndarray:
+        """The number of samples of each client (row) and label (column)."""
+        if isinstance(self.clients, Partition):
+            labels, rows = self._labels_of_rows(self.clients.dataset), list(self.clients.items_by_rows())
+            classes, codes = np.unique(labels, return_inverse=True)
+            return np.stack([np.bincount(codes[mine], minlength=len(classes)) for _, mine in rows])
+        parts = [labels_of(dataset) for dataset in self.clients.values()]
+        classes = np.unique(np.concatenate(parts))
+        return np.stack([np.bincount(np.searchsorted(classes, p), minlength=len(classes)) for p in parts])
+
+    def _labels_of_rows(self, dataset: Dataset[Any]) -> np.ndarray:
+        return labels_of(dataset)
 
     @property
     def hook_owner(self) -> LightningDataModule:
