@@ -13,6 +13,7 @@ from lightning.fabric import Fabric
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
+from lightning_feddua.clients.optimizers import LocalOptimizers
 from lightning_feddua.data.batch_transfer import BatchTransfer
 from lightning_feddua.data.client_data import ClientData
 from lightning_feddua.data.module import FederatedDataModule
@@ -64,6 +65,10 @@ class Federation:
         self.buffers = ModuleBuffers(self.module)
         self.transfer = BatchTransfer(self.fabric, self.module, self.datamodule.hook_owner)
         self.evaluator = Evaluator(self.fabric, self.module, self.view, self.transfer)
+
+    def configure_optimizers(self) -> None:
+        """Ask the module for its optimizers, which all clients then use in turn."""
+        self.view.local_optimizers = self.optimizers = LocalOptimizers(self.module, self.view.strategy)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

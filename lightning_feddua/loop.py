@@ -18,16 +18,17 @@ from lightning.fabric.strategies.launchers import _MultiProcessingLauncher
 from torch.utils.data import Dataset
 
 from lightning_feddua.callbacks import CSVLog, FederatedCallback, ProgressBar
+from lightning_feddua.clients.engine import Client, GlobalState, LocalWork
 from lightning_feddua.clients.local_training import LocalTraining
-from lightning_feddua.clients.sequential import LocalWork, SequentialEngine
+from lightning_feddua.clients.sequential import SequentialEngine
 from lightning_feddua.data.module import FederatedDataModule
-from lightning_feddua.errors import ClientError, ConfigurationError, choices
+from lightning_feddua.errors import ConfigurationError, choices
 from lightning_feddua.evaluation import Stage
 from lightning_feddua.federation import Federation
 from lightning_feddua.launching import leave_process_group, make_fabric
 from lightning_feddua.reduction import Reduction
 from lightning_feddua.run_dir import new_run_dir
-from lightning_feddua.sampling import Purpose, deal, generator, sample_cohort, seed_local_steps
+from lightning_feddua.sampling import deal, sample_cohort
 from lightning_feddua.servers import FedDuAdagrad, FedDuAServer
 
 ENGINES = ("auto", "sequential")
@@ -188,7 +189,8 @@ class FederatedLoop:
         federation = self._federation
         self.cohort_size = _cohort_size(self.clients_per_round, len(federation.client_ids))
         work = LocalWork(self.local_steps, self.local_epochs, federation.datamodule.batch_size, self.gradient_clip_val)
-        self._engine = SequentialEngine(self.fabric, federation.module, federation.view, federation.transfer, work)
+        federation.configure_optimizers()
+        self._engine = SequentialEngine(federation, work)
         self._work = work
         self.weights = federation.global_weights()
         self._floats = federation.buffers.floats(self.weights.dtype)
@@ -214,9 +216,12 @@ class FederatedLoop:
         hands = deal([self._work.batches(int(federation.sizes[i])) for i in cohort], self.fabric.world_size)
         self._call("on_round_start", round=round, cohort=cohort)
 
+        clients = [self._client(position, cohort[position]) for position in hands[self.fabric.global_rank]]
+        decay = self.local_lr_decay**round
+        state = GlobalState(round, self.seed, self.weights, self._floats, self._integers, decay)
         self._reduction.start(len(cohort))
-        for position in hands[self.fabric.global_rank]:
-            self._train_client(round, position, cohort[position])
+        for client_update in self._engine.run(clients, state, self._notify):
+            self._reduction.add(client_update, self._floats)
         update = self._reduction.all_reduce(self._floats)
 
         if self._previous is not None:
@@ -236,21 +241,13 @@ class FederatedLoop:
         self.fabric.log_dict({name: value for name, value in row.items() if name != "round"}, step=round)
         self._call("on_round_end", round=round)
 
-    def _train_client(self, round: int, position: int, client: int) -> None:
+    def _client(self, position: int, index: int) -> Client:
         federation = self._federation
-        client_id = str(federation.client_ids[client])
-        self._call("on_client_start", round=round, client_id=client_id)
-        federation.restore(self.weights, self._floats, self._integers)
-        seed_local_steps(self.seed, round, client, self.fabric.device)
-        rng = generator(self.seed, round, client, Purpose.MINIBATCHES)
-        try:
-            metrics = self._engine.train(federation.client_data(client), rng, self.local_lr_decay**round)
-        except Exception as exception:
-            raise ClientError(client_id, round, "local training", exception) from exception
-        self._call("on_client_end", round=round, client_id=client_id)
-        weight = 1.0 if self.client_weights == "uniform" else float(federation.sizes[client])
-        self._reduction.add(position, federation.parameters.take_delta(self.weights), metrics, self._floats, weight)
-        federation.parameters.drop_gradients()
+        weight = 1.0 if self.client_weights == "uniform" else float(federation.sizes[index])
+        return Client(position, index, str(federation.client_ids[index]), federation.client_data(index), weight)
+
+    def _notify(self, moment: str, client: Client) -> None:
+        self._call(f"on_client_{moment}", round=self.current_round, client_id=client.name)
 
     def _validate(self) -> dict[str, float]:
         """Metrics of the global model: of the average of the last two iterates where the step is adaptive."""

@@ -1,13 +1,13 @@
 """From the clients of a rank to the update of a round: one flat buffer, one all-reduce."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
+from lightning_feddua.clients.engine import ClientUpdate
 from lightning_feddua.parameters import ModuleBuffers, scalar_dtype, squared_norm
 from lightning_feddua.table import Table, means, pack, packed_size, unpack
 
@@ -80,34 +80,23 @@ class Reduction:
         self._integer_maximum: Tensor | None = None
         self._table.start()
 
-    def add(
-        self,
-        position: int,
-        delta: Tensor,
-        metrics: Mapping[str, Tensor],
-        global_floats: Tensor | None = None,
-        weight: float = 1.0,
-    ) -> None:
-        """Add one trained client. Nothing is kept of ``delta`` but its sum and its norm.
+    def add(self, update: ClientUpdate, global_floats: Tensor | None = None) -> None:
+        """Add one trained client. Nothing is kept of its update but the sum and the norm.
 
         Args:
-            position: the client's place in the cohort.
-            delta: its update ``Δ_i``.
-            metrics: its training metrics, scalars.
-            global_floats: the float buffers that the client started from.
-            weight: its weight in the mean, positive.
+            update: what the client gives.
+            global_floats: the float buffers that it started from.
         """
-        self._delta_sum.add_(delta, alpha=weight)
-        row = {name: (value, weight) for name, value in metrics.items()}
-        self._table.add(position, {_SQUARED_NORM: (squared_norm(delta), weight), **row})
-        if global_floats is not None:
-            floats = self._buffers.floats(global_floats.dtype)
-            assert floats is not None
-            self._float_sum.add_(floats, alpha=weight)
-            self._float_changed.add_(floats != global_floats)
-        if (integers := self._buffers.integers()) is not None:
+        weight = update.client.weight
+        self._delta_sum.add_(update.delta, alpha=weight)
+        row = {name: (value, weight) for name, value in update.metrics.items()}
+        self._table.add(update.client.position, {_SQUARED_NORM: (squared_norm(update.delta), weight), **row})
+        if global_floats is not None and update.floats is not None:
+            self._float_sum.add_(update.floats, alpha=weight)
+            self._float_changed.add_(update.floats != global_floats)
+        if update.integers is not None:
             known = self._integer_maximum
-            self._integer_maximum = integers if known is None else torch.maximum(known, integers)
+            self._integer_maximum = update.integers if known is None else torch.maximum(known, update.integers)
 
     def all_reduce(self, global_floats: Tensor | None = None) -> RoundUpdate:
         """Complete the sums over all ranks. Every rank calls this once a round, with or without a client.

@@ -196,10 +196,28 @@ def test_hooks_fire_at_the_local_points(fit):
 
         return hook
 
-    names = """setup on_fit_start on_train_start on_train_epoch_start on_train_batch_start on_before_zero_grad
-        on_before_backward on_after_backward on_before_optimizer_step on_train_batch_end on_train_epoch_end on_train_end
-        on_validation_start on_validation_epoch_start on_validation_batch_start on_validation_batch_end
-        on_validation_epoch_end on_validation_end on_fit_end teardown""".split()
+    names = [
+        "setup",
+        "on_fit_start",
+        "on_train_start",
+        "on_train_epoch_start",
+        "on_train_batch_start",
+        "on_before_zero_grad",
+        "on_before_backward",
+        "on_after_backward",
+        "on_before_optimizer_step",
+        "on_train_batch_end",
+        "on_train_epoch_end",
+        "on_train_end",
+        "on_validation_start",
+        "on_validation_epoch_start",
+        "on_validation_batch_start",
+        "on_validation_batch_end",
+        "on_validation_epoch_end",
+        "on_validation_end",
+        "on_fit_end",
+        "teardown",
+    ]
     hooked = type("Hooked", (Classifier,), {name: record(name) for name in names})
     fit(hooked(), max_rounds=1, local_epochs=None, local_steps=1, server=FedAvg(), clients_per_round=1)
     assert events == names

@@ -3,69 +3,40 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from lightning import LightningModule
-from lightning.fabric import Fabric
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_feddua.clients.optimizers import LocalOptimizers
-from lightning_feddua.data.batch_transfer import BatchTransfer
+from lightning_feddua.clients.engine import Client, ClientUpdate, GlobalState, LocalWork, Notify
 from lightning_feddua.data.client_data import ClientData
-from lightning_feddua.errors import ConfigurationError
+from lightning_feddua.errors import ClientError, ConfigurationError
+from lightning_feddua.federation import Federation
 from lightning_feddua.log_capture import LogCapture, local_metrics
-from lightning_feddua.trainer_view import TrainerView
-
-
-@dataclass(frozen=True)
-class LocalWork:
-    """How much a client does in a round.
-
-    Args:
-        steps: the number of local steps; or None, and
-        epochs: the number of passes over the client's data.
-        batch_size: the size of a minibatch.
-        gradient_clip_val: the largest global norm of a gradient; None for no clipping.
-    """
-
-    steps: int | None
-    epochs: int | None
-    batch_size: int
-    gradient_clip_val: float | None = None
-
-    def batches(self, size: int) -> int:
-        """The number of local steps of a client with this many samples."""
-        if self.steps is not None:
-            return self.steps
-        assert self.epochs is not None
-        return self.epochs * -(-size // self.batch_size)
+from lightning_feddua.sampling import Purpose, generator, seed_local_steps
 
 
 class SequentialEngine:
     """Runs local steps as Trainer would: same hooks, same order, same arithmetic.
 
     Args:
-        fabric: devices and precision.
-        module: the module; its parameters hold the global weights when :meth:`train` is called.
-        view: what the module finds at ``self.trainer``.
-        transfer: brings a batch to the device.
+        federation: the module and its clients.
         work: how much a client does.
     """
 
     name = "sequential"
 
-    def __init__(
-        self, fabric: Fabric, module: LightningModule, view: TrainerView, transfer: BatchTransfer, work: LocalWork
-    ) -> None:
-        self._fabric = fabric
+    def __init__(self, federation: Federation, work: LocalWork) -> None:
+        fabric, module, view = federation.fabric, federation.module, federation.view
+        self._federation = federation
         self._module = module
         self._view = view
-        self._transfer = transfer
+        self._transfer = federation.transfer
         self._work = work
         self._capture = LogCapture(fabric.device)
         self._losses: list[Tensor] = []
@@ -75,20 +46,29 @@ class SequentialEngine:
         self._takes_batch_idx = _takes_batch_idx(module)
         view.strategy.optimizer_step = self._optimizer_step
         view.gradient_clip_val = work.gradient_clip_val
-        view.local_optimizers = self._optimizers = LocalOptimizers(module, view.strategy)
+        self._optimizers = federation.optimizers
         self._overridden = {name for name in (*_HOOKS, *_METHODS) if is_overridden(name, module)}
 
-    def train(self, data: ClientData, rng: Any, lr_factor: float) -> dict[str, Tensor]:
-        """Train one client, from the weights in the module and leaving its own there.
+    def run(self, clients: list[Client], state: GlobalState, notify: Notify) -> Iterator[ClientUpdate]:
+        """Train clients one after another. An update's memory is the module's own, and is used again by the next."""
+        federation = self._federation
+        for client in clients:
+            notify("start", client)
+            federation.restore(state.weights, state.floats, state.integers)
+            seed_local_steps(state.seed, state.round, client.index, federation.fabric.device)
+            rng = generator(state.seed, state.round, client.index, Purpose.MINIBATCHES)
+            try:
+                metrics = self._train(client.data, rng, state.lr_factor)
+            except Exception as exception:
+                raise ClientError(client.name, state.round, "local training", exception) from exception
+            notify("end", client)
+            delta = federation.parameters.take_delta(state.weights)
+            floats = federation.buffers.floats(state.weights.dtype)
+            yield ClientUpdate(client, delta, metrics, floats, federation.buffers.integers())
+            federation.parameters.drop_gradients()
 
-        Args:
-            data: the client's samples.
-            rng: draws the minibatches.
-            lr_factor: multiplies the module's learning rates.
-
-        Returns:
-            What the module logged, and the mean ``loss``, each averaged over the local steps.
-        """
+    def _train(self, data: ClientData, rng: np.random.Generator, lr_factor: float) -> dict[str, Tensor]:
+        """Train one client, from the weights in the module and leaving its own there; return what it logged."""
         view, work, capture = self._view, self._work, self._capture
         self._optimizers.reset(lr_factor)
         capture.start()

@@ -1,0 +1,108 @@
+"""What the loop and its engines say to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from lightning_feddua.data.client_data import ClientData
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """How much a client does in a round.
+
+    Args:
+        steps: the number of local steps; or None, and
+        epochs: the number of passes over the client's data.
+        batch_size: the size of a minibatch.
+        gradient_clip_val: the largest global norm of a gradient; None for no clipping.
+    """
+
+    steps: int | None
+    epochs: int | None
+    batch_size: int
+    gradient_clip_val: float | None = None
+
+    def batches(self, size: int) -> int:
+        """The number of local steps of a client with this many samples."""
+        if self.steps is not None:
+            return self.steps
+        assert self.epochs is not None
+        return self.epochs * -(-size // self.batch_size)
+
+
+@dataclass(frozen=True)
+class GlobalState:
+    """What every client of a round starts from.
+
+    Args:
+        round: the round, from 0.
+        seed: the run's seed.
+        weights: the global weights, flat.
+        floats: the float buffers, flat, or None.
+        integers: the integer buffers, flat, or None.
+        lr_factor: multiplies the module's learning rates.
+    """
+
+    round: int
+    seed: int
+    weights: Tensor
+    floats: Tensor | None = None
+    integers: Tensor | None = None
+    lr_factor: float = 1.0
+
+
+@dataclass(frozen=True)
+class Client:
+    """A member of a round's cohort.
+
+    Args:
+        position: its place in the cohort.
+        index: its place in the data module.
+        name: its name.
+        data: its samples.
+        weight: its weight in the mean.
+    """
+
+    position: int
+    index: int
+    name: str
+    data: ClientData
+    weight: float = 1.0
+
+
+@dataclass
+class ClientUpdate:
+    """What a trained client gives to the reduction. Tensors hold until the next one is asked for.
+
+    Args:
+        client: who.
+        delta: its update ``Δ_i``, flat.
+        metrics: its training metrics, scalars.
+        floats: its float buffers, flat, or None.
+        integers: its integer buffers, flat, or None.
+    """
+
+    client: Client
+    delta: Tensor
+    metrics: dict[str, Tensor] = field(default_factory=dict)
+    floats: Tensor | None = None
+    integers: Tensor | None = None
+
+
+# Called with "start" before and "end" after a client's local steps.
+Notify = Callable[[str, Client], None]
+
+
+class Engine(Protocol):
+    """Runs the local steps of a rank's clients."""
+
+    name: str
+
+    def run(self, clients: list[Client], state: GlobalState, notify: Notify) -> Iterator[ClientUpdate]:
+        """Train clients from the same global state, and give their updates one by one."""
+        ...
