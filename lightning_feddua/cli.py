@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from argparse import ArgumentError
@@ -26,6 +27,7 @@ from lightning_feddua.recipes import (
     check_arguments,
     check_recipe,
     find_recipe,
+    import_class,
     load_recipe,
     merge,
     section_class,
@@ -55,12 +57,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command. Returns 0, or 2 for bad input, or 130 when interrupted; other errors are raised."""
     try:
         _run(list(sys.argv[1:] if arguments is None else arguments))
-    except ConfigurationError as error:
-        print(f"feddua: error: {error}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
         print("feddua: interrupted", file=sys.stderr)
         return 130
+    except Exception as error:
+        # jsonargparse wraps what a class's constructor raises.
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, ConfigurationError):
+            cause = cause.__cause__ or cause.__context__
+        if cause is None:
+            raise
+        print(f"feddua: error: {cause}", file=sys.stderr)
+        return 2
     return 0
 
 
@@ -142,7 +150,7 @@ def _default(section: str) -> dict[str, str]:
 def _fit(parser: ArgumentParser, config: Namespace) -> None:
     recipe = parser.dump(config, skip_none=False)
     # Before anything random is made: the model's initial weights belong to the run's seed.
-    seed_everything(config.loop.seed, verbose=False)
+    seed_everything(config.loop.seed % 2**32, verbose=False)
     made = parser.instantiate(config)
     settings = dict(vars(made.loop))
     callbacks = settings.pop("callbacks") or []
@@ -211,6 +219,10 @@ def _check_overrides(recipe: dict[str, Any], arguments: list[str]) -> None:
 def _sentences(error: ArgumentError, command: str) -> tuple[str, str]:
     """What jsonargparse says over many lines, in one."""
     text = str(error)
+    if match := re.search(r"class_path '([\w.]+)':\s+Option '([\w.]+)' is not accepted", text):
+        cls = import_class(match[1])
+        allowed = choices(inspect.signature(cls).parameters) if cls is not None else "what its documentation says"
+        return f"A `{match[1].rpartition('.')[2]}` has no argument `{match[2]}`.", f"Choose among {allowed}."
     if match := re.search(r'Parser key "([\w.]+)"(?!.*Parser key)', text, re.DOTALL):
         value = re.search(r"(?:Given value|Got value): (.*)", text)
         expected = dict.fromkeys(re.findall(r"Expected an? (?:<class '([\w.]+)'>|([\w.\[\]', ]+))", text))

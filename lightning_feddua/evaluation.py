@@ -12,39 +12,45 @@ import torch
 from lightning import LightningModule
 from lightning.fabric import Fabric
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch import Tensor
 from torchmetrics import Metric
 
 from lightning_feddua.data.batch_transfer import BatchTransfer
 from lightning_feddua.data.client_data import ClientData
 from lightning_feddua.errors import ConfigurationError
 from lightning_feddua.log_capture import LogCapture, local_metrics
+from lightning_feddua.sampling import Purpose, seed_generators
 from lightning_feddua.table import Columns, Row, Table, exchange, gather_objects, means
 from lightning_feddua.trainer_view import TrainerView
 
 Stage = Literal["validation", "test"]
 # Metrics with one of these in their name are worse the larger they are.
-_LARGE_IS_WORSE = ("loss", "error", "perplexity")
+_LARGE_IS_WORSE = ("loss", "err", "perplexity", "ppl", "nll", "mse", "mae", "wer", "cer")
 
 
 class Evaluator:
     """Runs ``validation_step`` or ``test_step`` over a dataset.
 
     Batch k is the same samples whatever the world size, and rank ``k mod world_size`` takes it. What is logged from
-    each batch comes back in batch order, so that means do not depend on the number of ranks; no sample counts twice.
+    each batch comes back in batch order, so that results do not depend on the number of ranks; no sample counts twice.
+    A module that does something of its own when the batches are done (``on_validation_epoch_end``) sees all of them on
+    every rank.
 
     Args:
         fabric: devices, precision, the collective.
         module: the module, with the weights to evaluate in it.
         view: what the module finds at ``self.trainer``.
         transfer: brings a batch to the device.
+        seed: of everything random in a step.
     """
 
-    def __init__(self, fabric: Fabric, module: LightningModule, view: TrainerView, transfer: BatchTransfer) -> None:
+    def __init__(
+        self, fabric: Fabric, module: LightningModule, view: TrainerView, transfer: BatchTransfer, seed: int = 0
+    ) -> None:
         self._fabric = fabric
         self._module = module
         self._view = view
         self._transfer = transfer
+        self._seed = seed
         self._capture = LogCapture(fabric.device)
         self._tables: dict[Stage, Table] = {}
         # Trainer sums up metrics in the default dtype of the step.
@@ -54,45 +60,55 @@ class Evaluator:
         """The metrics that the module logs on this data, each reduced as it asked for; a collective."""
         rank, world_size = self._fabric.global_rank, self._fabric.world_size
         batches = -(-len(data) // batch_size)
+        epoch_end = any(is_overridden(f"on_{stage}_{moment}", self._module) for moment in ("epoch_end", "end"))
+        if world_size == 1 or epoch_end or batches < world_size:
+            return self._run_alone(data, batch_size, stage)
+        with local_metrics(self._module), self._evaluating(stage):
+            rows, outside, metrics = self._run_batches(data, batch_size, range(rank, batches, world_size), stage)
+        if rank == 0:
+            rows[batches] = outside
         table = self._tables.setdefault(stage, Table(self._fabric))
-        with self._evaluating(stage):
-            rows, last_row, metrics = self._run_batches(data, batch_size, range(rank, batches, world_size), stage)
-            # One more row for each rank, for what is logged when the batches are done.
-            rows[batches + rank] = last_row
-            columns = exchange(self._fabric, table, rows, batches + world_size)
-            return {**means(columns, self._dtype), **self._compute_together(metrics)}
+        columns = exchange(self._fabric, table, rows, batches + 1)
+        return {**_reduce(columns, self._dtype), **self._compute_together(metrics)}
 
-    def run_alone(self, data: ClientData, batch_size: int) -> Row:
-        """The validation metrics of this rank on its own data, as a row of a table; nothing is exchanged."""
+    def run_client(self, data: ClientData, batch_size: int) -> Row:
+        """The validation metrics on one client's data, as a row of a table; nothing is exchanged."""
+        metrics = self._run_alone(data, batch_size, "validation")
+        return {name: (torch.tensor(value, dtype=torch.float64), 1.0) for name, value in metrics.items()}
+
+    def _run_alone(self, data: ClientData, batch_size: int, stage: Stage) -> dict[str, float]:
+        """All batches on this rank, without a word to the others."""
         batches = -(-len(data) // batch_size)
-        with local_metrics(self._module), self._evaluating("validation"):
-            rows, rows[batches], metrics = self._run_batches(data, batch_size, range(batches), "validation")
-            names = sorted({name for row in rows.values() for name in row})
-            present = {name: [row[name] for row in rows.values() if name in row] for name in names}
-            result: dict[str, tuple[Tensor, float]] = {}
-            for name, cells in present.items():
-                weights = [weight for _, weight in cells]
-                total = sum(value.double() * weight for value, weight in cells)
-                result[name] = (torch.as_tensor(total) / sum(weights), 1.0)
-            for name, metric in metrics.items():
-                result[name] = (torch.as_tensor(metric.compute()), 1.0)
+        with local_metrics(self._module), self._evaluating(stage):
+            rows, rows[batches], metrics = self._run_batches(data, batch_size, range(batches), stage)
+            columns: Columns = {}
+            for index, row in rows.items():
+                for name, (value, weight) in row.items():
+                    values, weights = columns.setdefault(name, (np.zeros(batches + 1), np.zeros(batches + 1)))
+                    values[index], weights[index] = value.item(), weight
+            # All values first: metrics of one collection may share a state.
+            results = {name: float(metric.compute()) for name, metric in metrics.items()}
+            for metric in metrics.values():
                 metric.reset()
-            return result
+            return {**_reduce(columns, self._dtype), **results}
 
     def _run_batches(
         self, data: ClientData, batch_size: int, batches: Iterable[int], stage: Stage
     ) -> tuple[dict[int, Row], Row, dict[str, Metric]]:
-        """What is logged in each of these batches, after them, and as Metric objects."""
-        capture = self._capture
+        """What is logged in each of these batches, before and after them, and as Metric objects."""
+        capture, device = self._capture, self._fabric.device
         step = getattr(self._module, f"{stage}_step")
         takes_batch_idx = len(inspect.signature(step).parameters) > 1
         rows: dict[int, Row] = {}
         metrics: dict[str, Metric] = {}
         with capture.attached(self._module):
+            capture.start()
             self._hook(f"on_{stage}_start")
             self._hook(f"on_{stage}_epoch_start")
+            outside = dict(_logged(capture))
             for index in batches:
                 positions = np.arange(index * batch_size, min((index + 1) * batch_size, len(data)))
+                seed_generators(self._seed, self._view.current_round, index, Purpose.EVALUATION, device)
                 batch = self._transfer(data.batch(positions))
                 capture.start()
                 capture.start_batch(batch)
@@ -100,31 +116,30 @@ class Evaluator:
                 with self._fabric.autocast():
                     output = step(batch, index) if takes_batch_idx else step(batch)
                 self._hook(f"on_{stage}_batch_end", output, batch, index)
-                rows[index] = capture.values()
+                rows[index] = _logged(capture)
                 metrics.update(capture.metrics)
             capture.start()
             self._hook(f"on_{stage}_epoch_end")
             self._hook(f"on_{stage}_end")
             metrics.update(capture.metrics)
-        return rows, capture.values(), metrics
+        return rows, {**outside, **_logged(capture)}, metrics
 
     def _compute_together(self, metrics: dict[str, Metric]) -> dict[str, float]:
-        """Metric objects, computed by all ranks at once, those without a batch included."""
+        """Metric objects, computed by all ranks at once."""
         paths = {id(module): path for path, module in self._module.named_modules()}
-        own = {}
-        for name, metric in metrics.items():
-            if id(metric) not in paths:
+        own = {name: paths.get(id(metric)) for name, metric in metrics.items()}
+        everywhere = {name: path for part in gather_objects(self._fabric, own) for name, path in part.items()}
+        for name, path in everywhere.items():
+            if path is None:
                 raise ConfigurationError(
                     f"The metric logged as `{name}` is not an attribute of `{type(self._module).__name__}`.",
                     "Make it one in `__init__`, so that every rank can find it.",
                 )
-            own[name] = paths[id(metric)]
-        everywhere = {name: path for part in gather_objects(self._fabric, own) for name, path in part.items()}
         results = {}
         for name in sorted(everywhere):
-            results[name] = float(self._module.get_submodule(everywhere[name]).compute())  # type: ignore[operator]
+            results[name] = float(self._module.get_submodule(str(everywhere[name])).compute())  # type: ignore[operator]
         for path in set(everywhere.values()):
-            self._module.get_submodule(path).reset()  # type: ignore[operator]
+            self._module.get_submodule(str(path)).reset()  # type: ignore[operator]
         return results
 
     @contextmanager
@@ -147,10 +162,29 @@ class Evaluator:
             getattr(self._module, name)(*args)
 
 
+def _logged(capture: LogCapture) -> Row:
+    """What was logged, with the reduction as part of the name, so that every rank knows it."""
+    return {f"{capture.kinds[name]}:{name}": cell for name, cell in capture.values().items()}
+
+
+def _reduce(columns: Columns, dtype: type[np.floating[Any]]) -> dict[str, float]:
+    """Each logged name reduced over all rows as it asked for, in row order."""
+    results = {}
+    for key, (values, weights) in columns.items():
+        kind, _, name = key.partition(":")
+        present = values[weights > 0]
+        if kind == "mean":
+            results.update(means({name: (values, weights)}, dtype))
+        elif len(present):
+            results[name] = float(getattr(present, kind)())
+    return results
+
+
 def client_statistics(columns: Columns) -> dict[str, float]:
     """Mean, standard deviation and the mean of the worst tenth, over clients, of each metric.
 
-    Worst is largest for a metric with ``loss``, ``error`` or ``perplexity`` in its name, and smallest for any other.
+    Worst is largest for a metric whose name speaks of a loss or an error (``loss``, ``err``, ``mse``, ``mae``, ``nll``,
+    ``perplexity``, …), and smallest for any other.
     """
     results = {}
     for name, (values, weights) in columns.items():

@@ -13,6 +13,7 @@ from lightning.fabric import Fabric
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
+from lightning_feddua.clients.engine import LocalWork
 from lightning_feddua.clients.optimizers import LocalOptimizers
 from lightning_feddua.data.batch_transfer import BatchTransfer
 from lightning_feddua.data.client_data import ClientData
@@ -37,10 +38,21 @@ class Federation:
         fabric: devices, ranks and precision, already launched.
         module: the user's module.
         datamodule: its clients.
+        stage: what it is for, told to the `setup` and `teardown` of module and data.
+        seed: of everything random in validation.
     """
 
-    def __init__(self, fabric: Fabric, module: LightningModule, datamodule: FederatedDataModule) -> None:
+    def __init__(
+        self,
+        fabric: Fabric,
+        module: LightningModule,
+        datamodule: FederatedDataModule,
+        stage: Literal["fit", "validate", "test"] = "fit",
+        seed: int = 0,
+    ) -> None:
         self.fabric = fabric
+        self._setup_stage = stage
+        self._seed = seed
         self.module = module
         self.datamodule = datamodule
         self._stack = ExitStack()
@@ -60,15 +72,30 @@ class Federation:
         self._stack.enter_context(self.view.attached(self.datamodule.hook_owner))
         self._set_up_data()
         self._set_up_module()
+        self._frozen = _fingerprints(self.module)
         self.parameters = FlatParameters(self.module)
         self._stack.callback(self.parameters.release)
         self.buffers = ModuleBuffers(self.module)
         self.transfer = BatchTransfer(self.fabric, self.module, self.datamodule.hook_owner)
-        self.evaluator = Evaluator(self.fabric, self.module, self.view, self.transfer)
+        self.evaluator = Evaluator(self.fabric, self.module, self.view, self.transfer, self._seed)
 
-    def configure_optimizers(self) -> None:
-        """Ask the module for its optimizers, which all clients then use in turn."""
+    def configure_optimizers(self, work: LocalWork) -> None:
+        """Ask the module for its optimizers, which all clients then use in turn.
+
+        Schedules that ask how long training is get the answer for the largest client.
+        """
+        self.view.start_client(work, int(self.sizes.max()))
         self.view.local_optimizers = self.optimizers = LocalOptimizers(self.module, self.view.strategy)
+
+    def check_frozen(self) -> None:
+        """One clear error if a client changed what is neither trained nor a buffer, and so would leak to the next."""
+        now = _fingerprints(self.module)
+        for name, fingerprint in self._frozen.items():
+            if now.get(name) != fingerprint:
+                raise ConfigurationError(
+                    f"The frozen parameter `{name}` changed, or was unfrozen, in a client's local steps.",
+                    "Make it a buffer, which is averaged, or let it require gradients from the start.",
+                )
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -79,8 +106,8 @@ class Federation:
         if self.fabric.local_rank == 0:
             self.datamodule.prepare_data()
         self.fabric.barrier()
-        self.datamodule.setup("fit")
-        self._stack.callback(self.datamodule.teardown, "fit")
+        self.datamodule.setup(self._setup_stage)
+        self._stack.callback(self.datamodule.teardown, self._setup_stage)
         self.client_ids = self.datamodule.client_ids
         if len(self.client_ids) == 0:
             raise ConfigurationError("The data module has no clients.", "Give it at least one client's dataset.")
@@ -100,8 +127,8 @@ class Federation:
                 "Remove it, and pass `FederatedCallback`s to the loop.",
             )
         if is_overridden("setup", self.module):
-            self.module.setup("fit")
-            self._stack.callback(self.module.teardown, "fit")
+            self.module.setup(self._setup_stage)
+            self._stack.callback(self.module.teardown, self._setup_stage)
         if is_overridden("configure_model", self.module):
             self.module.configure_model()
         trainable_parameters(self.module)
@@ -116,33 +143,52 @@ class Federation:
         vector = self.parameters.vector
         return vector.to(torch.promote_types(vector.dtype, torch.float32), copy=True)
 
-    def restore(self, weights: Tensor, floats: Tensor | None, integers: Tensor | None) -> None:
+    def restore(self, weights: Tensor) -> None:
         """Put global weights and buffers into the module."""
         self.parameters.load(weights)
-        self.buffers.load(floats, integers)
+        self.buffers.restore()
 
     def client_data(self, client: int, stage: Literal["fit", "validation"] = "fit") -> ClientData:
         """The samples of the client at a place; for validation, those held out for it where there are any."""
         clients = self.datamodule.clients
         if stage == "validation" and self.datamodule.val_clients is not None:
-            clients = self.datamodule.val_clients
-        dataset = clients.at(client) if isinstance(clients, Partition) else clients[self.client_ids[client]]
+            dataset = self.datamodule.val_clients[str(self.client_ids[client])]
+        else:
+            dataset = clients.at(client) if isinstance(clients, Partition) else clients[self.client_ids[client]]
         return ClientData(dataset, self.datamodule.collate_fn)
 
     def evaluate(self, stage: Stage) -> dict[str, float]:
         """Metrics of the weights in the module; empty where there is no data or no step for the stage."""
-        dataset = self.datamodule.val_dataset if stage == "validation" else self.datamodule.test_dataset
-        if dataset is None or not is_overridden(f"{stage}_step", self.module):
+        data = self.datamodule.evaluation_data(stage)
+        if data is None or not is_overridden(f"{stage}_step", self.module):
             return {}
-        data = ClientData(dataset, self.datamodule.collate_fn)
-        return self.evaluator.run(data, self.datamodule.eval_batch_size, stage)
+        return self.evaluator.run(*data, stage)
 
     def evaluate_clients(self) -> dict[str, float]:
         """How the weights in the module do on each client's own data: mean, standard deviation and worst decile."""
         clients = len(self.client_ids)
+        if not is_overridden("validation_step", self.module):
+            raise ConfigurationError(
+                f"`{type(self.module).__name__}` does not define `validation_step`.", "Log a client's metrics in it."
+            )
+        held_out = self.datamodule.val_clients
+        missing = [] if held_out is None else [name for name in map(str, self.client_ids) if name not in held_out]
+        if missing:
+            raise ConfigurationError(
+                f"`val_clients` has no data for client `{missing[0]}`.", "Give it a dataset for each client."
+            )
         hand = deal(self.sizes.tolist(), self.fabric.world_size)[self.fabric.global_rank]
         rows = {
-            client: self.evaluator.run_alone(self.client_data(client, "validation"), self.datamodule.eval_batch_size)
+            client: self.evaluator.run_client(self.client_data(client, "validation"), self.datamodule.eval_batch_size)
             for client in hand
         }
         return client_statistics(exchange(self.fabric, Table(self.fabric), rows, clients))
+
+
+def _fingerprints(module: LightningModule) -> dict[str, tuple[float, float]]:
+    """Two sums of each frozen parameter, which tell whether it has changed."""
+    return {
+        name: (parameter.detach().double().sum().item(), parameter.detach().double().square().sum().item())
+        for name, parameter in module.named_parameters()
+        if not parameter.requires_grad
+    }

@@ -21,15 +21,19 @@ def make_fabric(
     """
     if TorchElasticEnvironment.detect():
         devices, num_nodes = _match_torchrun(devices, num_nodes)
-    fabric = Fabric(
-        accelerator=accelerator,
-        strategy=strategy,
-        devices=devices,
-        num_nodes=num_nodes,
-        precision=precision,
-        callbacks=callbacks,
-        loggers=loggers,
-    )
+    arguments = {"accelerator": accelerator, "strategy": strategy, "devices": devices, "precision": precision}
+    try:
+        fabric = Fabric(**arguments, num_nodes=num_nodes, callbacks=callbacks, loggers=loggers)
+    except Exception as error:
+        given = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+        problem = " ".join(str(error).split()).rstrip(".")
+        raise ConfigurationError(
+            f"Fabric cannot start with {given}: {problem}.", "Change the one that does not fit this machine."
+        ) from error
+    if getattr(fabric.strategy, "_start_method", None) in ("spawn", "forkserver"):
+        raise ConfigurationError(
+            f"The strategy `{strategy}` starts processes that cannot see the model.", "Use `ddp` or `ddp_fork`."
+        )
     if not isinstance(fabric.strategy, SingleDeviceStrategy | DDPStrategy):
         raise ConfigurationError(
             f"The strategy `{type(fabric.strategy).__name__}` splits one model over ranks.",
@@ -49,6 +53,8 @@ def _match_torchrun(devices: Any, num_nodes: int) -> tuple[Any, int]:
     nodes = int(os.environ["WORLD_SIZE"]) // local
     if devices in ("auto", -1, "-1"):
         devices = local
+    if isinstance(devices, str):
+        devices = [int(d) for d in devices.split(",")] if "," in devices else int(devices)
     count = len(devices) if isinstance(devices, list) else int(devices)
     if count != local:
         raise ConfigurationError(

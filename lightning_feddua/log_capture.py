@@ -10,15 +10,15 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 from torchmetrics import Metric
 
-_REDUCTIONS: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
-    "sum": torch.add,
-    torch.sum: torch.add,
-    "max": torch.maximum,
-    torch.max: torch.maximum,
-    "min": torch.minimum,
-    torch.min: torch.minimum,
-}
-_MEANS = ("mean", "avg", torch.mean)
+Reduce = Callable[[Tensor, Tensor], Tensor]
+# What `reduce_fx` may be, by the name it has here.
+_KINDS: dict[Any, str] = {
+    "mean": "mean", "avg": "mean", torch.mean: "mean",
+    "sum": "sum", torch.sum: "sum",
+    "max": "max", torch.max: "max", max: "max",
+    "min": "min", torch.min: "min", min: "min",
+}  # fmt: skip
+_REDUCTIONS: dict[str, Reduce] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
 
 
 class LogCapture:
@@ -39,7 +39,8 @@ class LogCapture:
         """Forget everything logged."""
         self._values: dict[str, Tensor] = {}
         self._weights: dict[str, float] = {}
-        self._extremes: set[str] = set()
+        # How each logged number is reduced: mean, sum, max or min.
+        self.kinds: dict[str, str] = {}
         self.metrics: dict[str, Metric] = {}
         self.start_batch(None)
 
@@ -68,33 +69,35 @@ class LogCapture:
                 f"`self.log({name!r}, ...)` was called with a tensor of shape {tuple(value.shape)}."
                 " Log a single number."
             )
-        value = value.detach().reshape(())
-        if not value.is_floating_point():
-            value = value.to(torch.get_default_dtype())
-        if reduce_fx in _MEANS:
-            weight = self._size_of_batch() if batch_size is None else batch_size
-            if name in self._values:
-                self._values[name] = torch.add(self._values[name], value, alpha=weight)
-                self._weights[name] += weight
-            else:
-                self._values[name] = value * weight
-                self._weights[name] = weight
-        elif reduce_fx in _REDUCTIONS:
-            known = self._values.get(name)
-            self._values[name] = value.clone() if known is None else _REDUCTIONS[reduce_fx](known, value)
-            self._extremes.add(name)
-        else:
+        # At least float32: sums in a shorter dtype would stall.
+        dtype = torch.promote_types(value.dtype, torch.float32)
+        value = value.detach().reshape(()).to(self._device, dtype)
+        if reduce_fx not in _KINDS:
             raise ValueError(
                 f"`self.log({name!r}, reduce_fx={reduce_fx!r})` is not supported in a federated run."
                 " Use one of `mean`, `sum`, `max`, `min`."
             )
+        kind = _KINDS[reduce_fx]
+        weight = 1.0 if kind != "mean" else self._size_of_batch() if batch_size is None else batch_size
+        self.accumulate(name, value, weight, kind)
+
+    def accumulate(self, name: str, value: Tensor, weight: float, kind: str = "mean") -> None:
+        """Add a value to what is known under a name: to the weighted mean, or to the ``sum``, ``max`` or ``min``."""
+        known = self._values.get(name)
+        self.kinds[name] = kind
+        if kind != "mean":
+            self._values[name] = value.clone() if known is None else _REDUCTIONS[kind](known, value)
+            self._weights[name] = 1.0
+        elif known is None:
+            self._values[name] = value * weight
+            self._weights[name] = weight
+        else:
+            self._values[name] = torch.add(known, value, alpha=weight)
+            self._weights[name] += weight
 
     def values(self) -> dict[str, tuple[Tensor, float]]:
         """Each logged number, reduced over the steps, with the weight it has in a further mean."""
-        return {
-            name: (value, 1.0) if name in self._extremes else (value / self._weights[name], self._weights[name])
-            for name, value in self._values.items()
-        }
+        return {name: (value / self._weights[name], self._weights[name]) for name, value in self._values.items()}
 
     def _size_of_batch(self) -> int:
         if self._batch_size is None:
@@ -117,11 +120,20 @@ class LogCapture:
 @contextmanager
 def local_metrics(module: LightningModule) -> Iterator[None]:
     """Keep the module's torchmetrics from talking to other ranks, which may be in other clients."""
-    metrics = [m for m in module.modules() if isinstance(m, Metric)]
-    for metric in metrics:
+    metrics = [(m, m._to_sync, m.sync_on_compute) for m in module.modules() if isinstance(m, Metric)]
+    for metric, _, _ in metrics:
         metric._to_sync = metric.sync_on_compute = False
     try:
         yield
     finally:
-        for metric in metrics:
-            metric._to_sync = metric.sync_on_compute = True
+        for metric, to_sync, sync_on_compute in metrics:
+            metric._to_sync, metric.sync_on_compute = to_sync, sync_on_compute
+
+
+def compute_alone(metric: Metric) -> Tensor:
+    """A metric's value on this rank; also for a metric that is not a module's attribute."""
+    before = metric._to_sync, metric.sync_on_compute
+    metric._to_sync = metric.sync_on_compute = False
+    value = torch.as_tensor(metric.compute())
+    metric._to_sync, metric.sync_on_compute = before
+    return value

@@ -15,12 +15,13 @@ from lightning import LightningModule
 from lightning.fabric import Fabric
 from lightning.fabric.loggers import Logger
 from lightning.fabric.strategies.launchers import _MultiProcessingLauncher
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import Dataset
 
 from lightning_feddua.callbacks import CSVLog, FederatedCallback, ProgressBar
 from lightning_feddua.clients.engine import Client, GlobalState, LocalWork
 from lightning_feddua.clients.local_training import LocalTraining
-from lightning_feddua.clients.sequential import SequentialEngine
+from lightning_feddua.clients.selection import make_engine
 from lightning_feddua.data.module import FederatedDataModule
 from lightning_feddua.errors import ConfigurationError, choices
 from lightning_feddua.evaluation import Stage
@@ -31,7 +32,7 @@ from lightning_feddua.run_dir import new_run_dir
 from lightning_feddua.sampling import deal, sample_cohort
 from lightning_feddua.servers import FedDuAdagrad, FedDuAServer
 
-ENGINES = ("auto", "sequential")
+ENGINES = ("auto", "sequential", "vectorized")
 CLIENT_WEIGHTS = ("uniform", "samples")
 # Prefix of the metrics of w_{t+1}, where the plain names are those of the averaged iterate.
 LAST_ITERATE = "last_iterate"
@@ -55,7 +56,8 @@ class FederatedLoop:
             and in FedDuA's norms alike.
         gradient_clip_val: the largest global norm of a local gradient; None for no clipping.
         local_lr_decay: multiplies the module's learning rates in each round after the first.
-        engine: ``"auto"`` or ``"sequential"``: how a rank runs its clients.
+        engine: how a rank runs its clients: ``"sequential"``, one after another, bit for bit as Trainer would;
+            ``"vectorized"``, many in one vmapped step; ``"auto"``, whichever a few trial steps show to be faster.
         validate_every: validate after every so many rounds and after the last; 0 for never.
         out_dir: where runs are kept; each gets a folder ``version_N`` of its own.
         seed: of cohorts, minibatches and everything random in local steps.
@@ -90,7 +92,7 @@ class FederatedLoop:
         client_weights: Literal["uniform", "samples"] = "uniform",
         gradient_clip_val: float | None = None,
         local_lr_decay: float = 1.0,
-        engine: Literal["auto", "sequential"] = "auto",
+        engine: Literal["auto", "sequential", "vectorized"] = "auto",
         validate_every: int = 1,
         out_dir: str | Path = "runs",
         seed: int = 0,
@@ -99,11 +101,15 @@ class FederatedLoop:
         devices: int | list[int] | str = "auto",
         num_nodes: int = 1,
         precision: str = "32-true",
-        callbacks: FederatedCallback | list[FederatedCallback] | None = None,
+        callbacks: FederatedCallback | Sequence[FederatedCallback] | None = None,
         loggers: Logger | list[Logger] | None = None,
         enable_progress_bar: bool = True,
     ) -> None:
-        _check_settings(max_rounds, clients_per_round, local_steps, local_epochs, validate_every)
+        _check_settings(max_rounds, clients_per_round, local_steps, local_epochs, validate_every, seed)
+        _check_positive("gradient_clip_val", gradient_clip_val)
+        _check_positive("local_lr_decay", local_lr_decay)
+        _check_instance("server", server, FedDuAServer)
+        _check_instance("client", client, LocalTraining)
         _check_choice("engine", engine, ENGINES)
         _check_choice("client_weights", client_weights, CLIENT_WEIGHTS)
         self.server = server if server is not None else FedDuAdagrad()
@@ -118,9 +124,10 @@ class FederatedLoop:
         self.validate_every = validate_every
         self.out_dir = Path(out_dir)
         self.seed = seed
-        callbacks = callbacks if isinstance(callbacks, list) else [] if callbacks is None else [callbacks]
+        if isinstance(callbacks, FederatedCallback):
+            callbacks = [callbacks]
         # The server steps last in `on_aggregate_end`; what reports on a round comes last of all.
-        self.callbacks: list[FederatedCallback] = [*callbacks, self.server, CSVLog()]
+        self.callbacks: list[FederatedCallback] = [*(callbacks or []), self.server, CSVLog()]
         if enable_progress_bar:
             self.callbacks.append(ProgressBar())
         self.fabric = make_fabric(
@@ -166,7 +173,7 @@ class FederatedLoop:
         return self._launch(self._evaluate, model, _as_datamodule(datamodule), "test")
 
     def _fit(self, model: LightningModule, datamodule: FederatedDataModule) -> None:
-        with Federation(self.fabric, model, datamodule) as federation:
+        with Federation(self.fabric, model, datamodule, "fit", self.seed) as federation:
             self._federation = federation
             self._set_up()
             try:
@@ -175,12 +182,12 @@ class FederatedLoop:
                 for round in range(self.max_rounds):
                     self.current_round = round
                     self._run_round(round)
-                federation.restore(self.weights, self._floats, self._integers)
+                federation.restore(self.weights)
                 federation.module.on_fit_end()
                 self._call("on_fit_end")
                 self._finalize_loggers("success")
             except BaseException as exception:
-                federation.restore(self.weights, self._floats, self._integers)
+                federation.restore(self.weights)
                 self._call("on_exception", exception=exception)
                 self._finalize_loggers("failed")
                 raise
@@ -189,18 +196,21 @@ class FederatedLoop:
         federation = self._federation
         self.cohort_size = _cohort_size(self.clients_per_round, len(federation.client_ids))
         work = LocalWork(self.local_steps, self.local_epochs, federation.datamodule.batch_size, self.gradient_clip_val)
-        federation.configure_optimizers()
-        self._engine = SequentialEngine(federation, work)
         self._work = work
+        federation.view.max_rounds = self.max_rounds
+        federation.configure_optimizers(work)
         self.weights = federation.global_weights()
-        self._floats = federation.buffers.floats(self.weights.dtype)
-        self._integers = federation.buffers.integers()
         self._previous = torch.empty_like(self.weights) if self.server.adaptive else None
         self._reduction = Reduction(self.fabric, self.weights.numel(), self.weights.dtype, federation.buffers)
+        first = self._deal_clients(sample_cohort(self.seed, 0, len(federation.client_ids), self.cohort_size))
+        # Such a callback expects to find each client's weights in the module.
+        engine = "sequential" if self.engine == "auto" and self._is_used("on_client_end") else self.engine
+        self._engine, self.engine_note = make_engine(engine, federation, work, first, self._global_state(0))
         self.run_dir = new_run_dir(self.fabric, self.out_dir)
         self.server.reset()
         self.history = []
-        federation.view.max_rounds = self.max_rounds
+        self.current_round = 0
+        self._frozen_checked = False
         federation.view.default_root_dir = federation.view.log_dir = str(self.run_dir)
         if federation.module.hparams:
             for logger in self.fabric.loggers:
@@ -213,38 +223,47 @@ class FederatedLoop:
         federation = self._federation
         federation.view.current_round = round
         cohort = sample_cohort(self.seed, round, len(federation.client_ids), self.cohort_size)
-        hands = deal([self._work.batches(int(federation.sizes[i])) for i in cohort], self.fabric.world_size)
         self._call("on_round_start", round=round, cohort=cohort)
 
-        clients = [self._client(position, cohort[position]) for position in hands[self.fabric.global_rank]]
-        decay = self.local_lr_decay**round
-        state = GlobalState(round, self.seed, self.weights, self._floats, self._integers, decay)
         self._reduction.start(len(cohort))
-        for client_update in self._engine.run(clients, state, self._notify):
-            self._reduction.add(client_update, self._floats)
-        update = self._reduction.all_reduce(self._floats)
+        global_floats = federation.buffers.global_floats(self.weights.dtype)
+        for client_update in self._engine.run(self._deal_clients(cohort), self._global_state(round), self._notify):
+            self._reduction.add(client_update, global_floats)
+            if not self._frozen_checked:
+                federation.check_frozen()
+                self._frozen_checked = True
+        update = self._reduction.all_reduce()
 
         if self._previous is not None:
             self._previous.copy_(self.weights)
         self._call("on_aggregate_end", update=update)
-        if update.float_buffers is not None:
-            self._floats = update.float_buffers
-        if update.integer_buffers is not None:
-            self._integers = update.integer_buffers
+        federation.buffers.update(update.float_buffers, update.float_changed, update.integer_buffers)
 
         row = {"round": round, "eta_g": self.eta_g, "clients": len(update.squared_norms), **update.metrics}
         if self.validate_every and ((round + 1) % self.validate_every == 0 or round + 1 == self.max_rounds):
             row.update(self._validate())
+        federation.restore(self.weights)
         row["seconds"] = time.perf_counter() - start
         self.history.append(row)
         federation.view.callback_metrics = {name: torch.tensor(value) for name, value in row.items()}
         self.fabric.log_dict({name: value for name, value in row.items() if name != "round"}, step=round)
         self._call("on_round_end", round=round)
 
-    def _client(self, position: int, index: int) -> Client:
+    def _deal_clients(self, cohort: list[int]) -> list[Client]:
+        """This rank's part of a cohort."""
         federation = self._federation
-        weight = 1.0 if self.client_weights == "uniform" else float(federation.sizes[index])
-        return Client(position, index, str(federation.client_ids[index]), federation.client_data(index), weight)
+        hands = deal([self._work.batches(int(federation.sizes[i])) for i in cohort], self.fabric.world_size)
+        clients = []
+        for position in hands[self.fabric.global_rank]:
+            index = cohort[position]
+            weight = 1.0 if self.client_weights == "uniform" else float(federation.sizes[index])
+            name = str(federation.client_ids[index])
+            clients.append(Client(position, index, name, federation.client_data(index), weight))
+        return clients
+
+    def _global_state(self, round: int) -> GlobalState:
+        decay = self.local_lr_decay**round
+        return GlobalState(round, self.seed, self.weights, decay)
 
     def _notify(self, moment: str, client: Client) -> None:
         self._call(f"on_client_{moment}", round=self.current_round, client_id=client.name)
@@ -253,7 +272,7 @@ class FederatedLoop:
         """Metrics of the global model: of the average of the last two iterates where the step is adaptive."""
         federation = self._federation
         self._call("on_validation_start")
-        federation.restore(self.weights, self._floats, self._integers)
+        federation.restore(self.weights)
         metrics = federation.evaluate("validation")
         if self._previous is not None and metrics:
             federation.parameters.load(self._previous.lerp_(self.weights, 0.5))
@@ -267,7 +286,8 @@ class FederatedLoop:
     def _evaluate(
         self, model: LightningModule, datamodule: FederatedDataModule, stage: Stage | Literal["clients"]
     ) -> dict[str, float]:
-        with Federation(self.fabric, model, datamodule) as federation:
+        setup: Literal["validate", "test"] = "test" if stage == "test" else "validate"
+        with Federation(self.fabric, model, datamodule, setup, self.seed) as federation:
             return federation.evaluate_clients() if stage == "clients" else federation.evaluate(stage)
 
     def _finalize_loggers(self, status: str) -> None:
@@ -276,11 +296,15 @@ class FederatedLoop:
 
     def _call(self, hook: str, **arguments: Any) -> None:
         # Fabric inspects signatures on each call, so hooks that nobody overrides are left out.
-        if any(getattr(type(c), hook, None) is not getattr(FederatedCallback, hook) for c in self.callbacks):
+        if self._is_used(hook):
             self.fabric.call(hook, loop=self, **arguments)
+
+    def _is_used(self, hook: str) -> bool:
+        return any(getattr(type(c), hook, None) is not getattr(FederatedCallback, hook) for c in self.callbacks)
 
     def _launch(self, function: Callable[..., Any], model: LightningModule, *arguments: Any) -> Any:
         """Run a function on all ranks, started in whatever way the strategy starts them."""
+        _check_instance("model", model, LightningModule)
         if isinstance(self.fabric.strategy.launcher, _MultiProcessingLauncher):
             return self._launch_processes(function, model, *arguments)
         if not self._launched:
@@ -293,7 +317,9 @@ class FederatedLoop:
         return result
 
     def _launch_processes(self, function: Callable[..., Any], model: LightningModule, *arguments: Any) -> Any:
-        """Fork or spawn the ranks for this call, and bring rank 0's results home by a file."""
+        """Fork the ranks for this call, and bring rank 0's results home by a file."""
+        if is_overridden("configure_model", model):
+            model.configure_model()
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "results.pt"
 
@@ -305,6 +331,8 @@ class FederatedLoop:
 
             self.fabric.launch(run)
             results = torch.load(path, map_location="cpu", weights_only=True)
+        # As in a run without other processes, the model has the run's precision afterwards.
+        self.fabric.strategy.precision.convert_module(model)
         model.load_state_dict(results["model"])
         self.server.load_state_dict(results["server"])
         self.history, self.run_dir = results["history"], Path(results["run_dir"])
@@ -324,11 +352,6 @@ class FederatedLoop:
     def client_ids(self) -> Sequence[str]:
         """The clients' names, in the order that cohorts refer to."""
         return self._federation.client_ids
-
-    @property
-    def engine_name(self) -> str:
-        """How a rank runs its clients."""
-        return self._engine.name
 
 
 def _as_datamodule(datamodule: Any) -> FederatedDataModule:
@@ -361,6 +384,7 @@ def _check_settings(
     local_steps: int | None,
     local_epochs: int | None,
     validate_every: int,
+    seed: int,
 ) -> None:
     if (local_steps is None) == (local_epochs is None):
         given = (
@@ -375,6 +399,7 @@ def _check_settings(
         ("local_steps", local_steps, 1),
         ("local_epochs", local_epochs, 1),
         ("validate_every", validate_every, 0),
+        ("seed", seed, 0),
     ):
         if value is not None and value < least:
             raise ConfigurationError(f"`{name}={value}` is less than {least}.", f"Give a whole number from {least} up.")
@@ -392,3 +417,13 @@ def _check_settings(
 def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise ConfigurationError(f"There is no {name} `{value}`.", f"Choose one of {choices(allowed)}.")
+
+
+def _check_positive(name: str, value: float | None) -> None:
+    if value is not None and not value > 0:
+        raise ConfigurationError(f"`{name}={value}` is not positive.", "Give a positive number.")
+
+
+def _check_instance(name: str, value: Any, kind: type) -> None:
+    if value is not None and not isinstance(value, kind):
+        raise ConfigurationError(f"The {name} is `{value!r:.100}`.", f"Give an instance of `{kind.__name__}`.")

@@ -62,6 +62,21 @@ class FlatParameters:
             yield vector.as_strided(parameter.shape, _dense_stride(parameter), vector.storage_offset() + offset)
             offset += parameter.numel()
 
+    def named(self, module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters with their names in the module, in the vector's order."""
+        names = {id(parameter): name for name, parameter in module.named_parameters()}
+        for parameter in self._parameters:
+            yield names[id(parameter)], parameter
+
+    def stacked_views(self, matrix: Tensor) -> Iterator[Tensor]:
+        """Windows on a matrix of flat vectors, one for each parameter, with its shape behind the first axis."""
+        offset = 0
+        for parameter in self._parameters:
+            strides = (matrix.stride(0), *_dense_stride(parameter))
+            start = matrix.storage_offset() + offset
+            yield matrix.as_strided((len(matrix), *parameter.shape), strides, start)
+            offset += parameter.numel()
+
     def load(self, weights: Tensor) -> None:
         """Copy global weights into the module."""
         self.vector.copy_(weights)
@@ -119,52 +134,93 @@ def _dense_stride(parameter: Tensor) -> tuple[int, ...]:
 class ModuleBuffers:
     """The buffers of a module (BatchNorm statistics and the like), which no server rule ever touches.
 
-    Float buffers travel as one vector and are averaged over clients; integer ones take the maximum.
+    Float (and complex) buffers travel as one vector and are averaged over clients; integer ones take the maximum. The
+    global values are kept here, each in its own dtype, and a buffer that no client changes stays as it is to the bit.
 
     Args:
         module: the module, already on its device and in its precision.
     """
 
+    # Larger integer buffers, such as masks, are taken for constants and not sent.
+    LARGEST_INTEGERS = 1 << 16
+
     def __init__(self, module: nn.Module) -> None:
-        owners = dict(module.named_modules(remove_duplicate=False))
-        self._floats: list[tuple[nn.Module, str]] = []
-        self._integers: list[tuple[nn.Module, str]] = []
-        for path, buffer in module.named_buffers():
-            owner, _, name = path.rpartition(".")
-            group = self._floats if buffer.is_floating_point() else self._integers
-            group.append((owners[owner], name))
-        self.float_count = sum(b.numel() for b in _tensors(self._floats))
-        self.integer_count = sum(b.numel() for b in _tensors(self._integers))
+        self._module = module
+        self.float_names: list[str] = []
+        self.integer_names: list[str] = []
+        self._constant_names: list[str] = []
+        self._globals: dict[str, Tensor] = {}
+        for name, buffer in module.named_buffers():
+            if buffer.is_floating_point() or buffer.is_complex():
+                self.float_names.append(name)
+            elif buffer.numel() <= self.LARGEST_INTEGERS:
+                self.integer_names.append(name)
+            else:
+                self._constant_names.append(name)
+            self._globals[name] = buffer.detach().clone()
+        self.float_count = sum(as_real(self._globals[name]).numel() for name in self.float_names)
+        self.integer_count = sum(self._globals[name].numel() for name in self.integer_names)
+
+    def restore(self) -> None:
+        """Put the global values into the module."""
+        with torch.no_grad():
+            for name, value in self._globals.items():
+                self._module.get_buffer(name).copy_(value)
 
     def floats(self, dtype: torch.dtype) -> Tensor | None:
-        """A copy of all float buffers as one vector, or None where there are none."""
-        return _flatten(self._floats, dtype)
+        """The module's float buffers as one vector, or None where there are none."""
+        return flatten_buffers(self._current(self.float_names), dtype)
 
     def integers(self) -> Tensor | None:
-        """A copy of all integer and boolean buffers as one int64 vector, or None where there are none."""
-        return _flatten(self._integers, torch.int64)
+        """The module's integer and boolean buffers as one int64 vector, or None where there are none."""
+        for name in self._constant_names:
+            if not torch.equal(self._module.get_buffer(name), self._globals[name]):
+                raise ConfigurationError(
+                    f"A client changed the integer buffer `{name}` of {self._globals[name].numel():,} elements.",
+                    f"Keep integer buffers that change at {self.LARGEST_INTEGERS:,} elements or less.",
+                )
+        return flatten_buffers(self._current(self.integer_names), torch.int64)
 
-    def load(self, floats: Tensor | None, integers: Tensor | None) -> None:
-        """Write values from :meth:`floats` and :meth:`integers` back into the module."""
-        _scatter(self._floats, floats)
-        _scatter(self._integers, integers)
+    def global_floats(self, dtype: torch.dtype) -> Tensor | None:
+        """The global float buffers as one vector, or None where there are none."""
+        return flatten_buffers([self._globals[name] for name in self.float_names], dtype)
+
+    def update(self, floats: Tensor | None, changed: Tensor | None, integers: Tensor | None) -> None:
+        """Take over a round's buffers: floats where a client changed them, and integers that differ.
+
+        Args:
+            floats: the mean of the clients' float buffers.
+            changed: which of them any client changed.
+            integers: the maximum of the clients' integer buffers.
+        """
+        if floats is not None and changed is not None:
+            _write([as_real(self._globals[name]) for name in self.float_names], floats, changed)
+        if integers is not None:
+            own = flatten_buffers([self._globals[name] for name in self.integer_names], torch.int64)
+            assert own is not None
+            _write([self._globals[name] for name in self.integer_names], integers, integers != own)
+
+    def _current(self, names: list[str]) -> list[Tensor]:
+        # Looked up each time, because a module may assign a new tensor to a buffer.
+        return [self._module.get_buffer(name).detach() for name in names]
 
 
-def _tensors(group: list[tuple[nn.Module, str]]) -> Iterator[Tensor]:
-    # Looked up each time, because a module may assign a new tensor to a buffer.
-    for owner, name in group:
-        yield owner.get_buffer(name)
+def as_real(tensor: Tensor) -> Tensor:
+    """A tensor itself, or a view of a complex one as pairs of real numbers."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-def _flatten(group: list[tuple[nn.Module, str]], dtype: torch.dtype) -> Tensor | None:
-    return torch.cat([buffer.detach().reshape(-1).to(dtype) for buffer in _tensors(group)]) if group else None
+def flatten_buffers(tensors: list[Tensor], dtype: torch.dtype, leading: int = 0) -> Tensor | None:
+    """Tensors as one vector in a dtype, behind as many leading axes; None for none at all."""
+    if not tensors:
+        return None
+    return torch.cat([as_real(t).reshape(*t.shape[:leading], -1).to(dtype) for t in tensors], dim=-1)
 
 
-def _scatter(group: list[tuple[nn.Module, str]], values: Tensor | None) -> None:
-    if values is None:
-        return
+def _write(tensors: list[Tensor], values: Tensor, where: Tensor) -> None:
     offset = 0
-    with torch.no_grad():
-        for buffer in _tensors(group):
-            buffer.copy_(values[offset : offset + buffer.numel()].view(buffer.shape))
-            offset += buffer.numel()
+    for tensor in tensors:
+        span = slice(offset, offset + tensor.numel())
+        new = values[span].view(tensor.shape).to(tensor.dtype)
+        tensor.copy_(torch.where(where[span].view(tensor.shape), new, tensor))
+        offset += tensor.numel()

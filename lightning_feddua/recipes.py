@@ -130,17 +130,29 @@ def find_class(section: str, class_path: str) -> type:
     known = {cls.__name__: cls for cls in _subclasses(base) if cls.__module__.startswith("lightning_feddua.")}
     if class_path in known:
         return known[class_path]
-    module, _, name = class_path.rpartition(".")
-    try:
-        cls = getattr(import_module(module), name) if module else None
-    except (ImportError, AttributeError):
-        cls = None
+    cls = import_class(class_path)
     if not (isinstance(cls, type) and issubclass(cls, base)):
         raise ConfigurationError(
             f"There is no {section} `{class_path}`.",
             f"{_hint(class_path, known)}hoose one of {choices(known)}, or give the import path of a `{base.__name__}`.",
         )
     return cls
+
+
+def import_class(class_path: str) -> Any:
+    """What an import path names, or None if there is no such module or name in it."""
+    module, _, name = class_path.rpartition(".")
+    if not module:
+        return None
+    try:
+        return getattr(import_module(module), name, None)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module == error.name or module.startswith(f"{error.name}.")):
+            return None
+        raise ConfigurationError(f"Importing `{module}` failed: {error}.", "Install what it needs.") from error
+    except Exception as error:
+        problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise ConfigurationError(f"Importing `{module}` failed: {problem}.", "Mend the module.") from error
 
 
 def check_arguments(section: str, cls: type, arguments: Iterable[str]) -> None:
@@ -150,6 +162,12 @@ def check_arguments(section: str, cls: type, arguments: Iterable[str]) -> None:
         return
     allowed = [name for name in parameters if section != "loop" or name not in LOOP_SKIPS]
     _check_names(f"`{section}`, a `{cls.__name__}`,", arguments, allowed, "argument")
+    if isinstance(arguments, Mapping):
+        for name, value in arguments.items():
+            if isinstance(value, Mapping) and isinstance(value.get("class_path"), str):
+                inner = import_class(value["class_path"])
+                if isinstance(inner, type):
+                    check_arguments(f"{section}.{name}", inner, value.get("init_args") or {})
 
 
 def _check_names(owner: str, given: Iterable[str], allowed: list[str], kind: str) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lightning_feddua.clients.engine import ClientUpdate
 from lightning_feddua.parameters import ModuleBuffers, scalar_dtype, squared_norm
-from lightning_feddua.table import Table, means, pack, packed_size, unpack
+from lightning_feddua.table import Table, all_reduce_sum, means, pack, packed_size, unpack
 
 # The table's column of ‖Δ_i‖²; no metric can have this name.
 _SQUARED_NORM = "‖Δ‖²"
@@ -25,6 +25,7 @@ class RoundUpdate:
         client_weights: the weight of each client in the mean, on any scale; None for uniform.
         metrics: training metrics, averaged over clients.
         float_buffers: the mean of the clients' float buffers, flat; None without any.
+        float_changed: which float buffers any client changed.
         integer_buffers: the maximum of the clients' integer buffers, flat; None without any.
     """
 
@@ -33,6 +34,7 @@ class RoundUpdate:
     client_weights: Tensor | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     float_buffers: Tensor | None = None
+    float_changed: Tensor | None = None
     integer_buffers: Tensor | None = None
 
     def half_mean_squared_norm(self) -> float:
@@ -98,7 +100,7 @@ class Reduction:
             known = self._integer_maximum
             self._integer_maximum = update.integers if known is None else torch.maximum(known, update.integers)
 
-    def all_reduce(self, global_floats: Tensor | None = None) -> RoundUpdate:
+    def all_reduce(self) -> RoundUpdate:
         """Complete the sums over all ranks. Every rank calls this once a round, with or without a client.
 
         The mean update is a window on the buffer: it holds until the next round starts.
@@ -107,7 +109,7 @@ class Reduction:
         if self._integer_maximum is not None:
             slot = torch.nn.functional.pad(self._integer_maximum, (0, 1), value=1)
             self._integer_slots[self._fabric.global_rank] = pack(slot, self._buffer.dtype)
-        self._fabric.all_reduce(self._buffer, reduce_op="sum")
+        all_reduce_sum(self._fabric, self._buffer)
 
         columns = self._table.read(self._rows)
         norms, weights = columns.pop(_SQUARED_NORM)
@@ -119,15 +121,10 @@ class Reduction:
             squared_norms=torch.from_numpy(norms[weights > 0]),
             client_weights=torch.from_numpy(weights[weights > 0]),
             metrics=means(columns),
-            float_buffers=self._mean_floats(global_floats, total),
+            float_buffers=self._float_sum / total if self._buffers.float_count and total > 0 else None,
+            float_changed=self._float_changed > 0 if self._buffers.float_count else None,
             integer_buffers=self._maximum_integers(),
         )
-
-    def _mean_floats(self, global_floats: Tensor | None, total: float) -> Tensor | None:
-        if global_floats is None or total == 0:
-            return global_floats
-        # A buffer that no client changed keeps its exact value: constants do not drift by rounding.
-        return torch.where(self._float_changed > 0, self._float_sum / total, global_floats)
 
     def _maximum_integers(self) -> Tensor | None:
         if not self._buffers.integer_count:

@@ -21,6 +21,7 @@ class Purpose(IntEnum):
     COHORT = 0
     MINIBATCHES = 1
     LOCAL_STEPS = 2
+    EVALUATION = 3
 
 
 def generator(seed: int, round: int, client: int, purpose: Purpose) -> np.random.Generator:
@@ -62,9 +63,9 @@ def deal(costs: Sequence[float], world_size: int) -> list[list[int]]:
     return [sorted(hand) for hand in hands]
 
 
-def seed_local_steps(seed: int, round: int, client: int, device: torch.device) -> None:
-    """Seed the global generators (Python, NumPy, torch) for one client's local steps."""
-    words = np.random.SeedSequence([Purpose.LOCAL_STEPS, seed, round, client]).generate_state(2)
+def seed_generators(seed: int, round: int, index: int, purpose: Purpose, device: torch.device) -> None:
+    """Seed the global generators (Python, NumPy, torch) for one client's local steps, or one batch of validation."""
+    words = np.random.SeedSequence([purpose, seed, round, index]).generate_state(2)
     value = int(words[0]) << 32 | int(words[1])
     random.seed(value)
     np.random.seed(words[0])

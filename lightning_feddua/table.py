@@ -113,8 +113,14 @@ def exchange(fabric: Fabric, table: Table, rows: Mapping[int, Row], count: int) 
     dtype = scalar_dtype(fabric.device)
     window = torch.zeros(table.size(count, dtype), dtype=dtype, device=fabric.device)
     table.write(window)
-    fabric.all_reduce(window, reduce_op="sum")
+    all_reduce_sum(fabric, window)
     return table.read(window)
+
+
+def all_reduce_sum(fabric: Fabric, tensor: Tensor) -> None:
+    """Sum a tensor over ranks, in place. Fabric's own would add a barrier to each."""
+    if fabric.world_size > 1:
+        torch.distributed.all_reduce(tensor)
 
 
 def gather_objects(fabric: Fabric, value: Any) -> list[Any]:

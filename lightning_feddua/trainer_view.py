@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 if TYPE_CHECKING:
+    from lightning_feddua.clients.engine import LocalWork
     from lightning_feddua.clients.optimizers import LocalOptimizers
 
 
@@ -52,12 +53,37 @@ class TrainerView:
         self.training = self.validating = self.testing = False
         self.current_round = 0
         self.max_rounds = 0
-        self.current_epoch = 0
+        self._epoch: int | None = 0
         self.global_step = 0
         self.max_epochs: int | None = None
         self.max_steps = -1
         self.num_training_batches = 0
         self.is_last_batch = False
+
+    @property
+    def current_epoch(self) -> int:
+        """The client's current pass over its data."""
+        if self._epoch is None:
+            raise RuntimeError(
+                "`self.current_epoch` differs between the clients of one vectorized step. Use `engine='sequential'`."
+            )
+        return self._epoch
+
+    @current_epoch.setter
+    def current_epoch(self, epoch: int | None) -> None:
+        self._epoch = epoch
+
+    def stop_client(self) -> None:
+        """Counters as they are outside of clients."""
+        self.training = False
+        self.current_epoch = self.global_step = 0
+
+    def start_client(self, work: LocalWork, size: int) -> None:
+        """Counters for a client with this many samples, before its first step."""
+        self.current_epoch = self.global_step = 0
+        self.max_steps = work.batches(size)
+        self.num_training_batches = -(-size // work.batch_size)
+        self.max_epochs = work.epochs if work.epochs is not None else -(-self.max_steps // self.num_training_batches)
 
     @property
     def estimated_stepping_batches(self) -> int:

@@ -68,6 +68,9 @@ def test_server_without_preset_keeps_the_recipe(tmp_path):
         (["--preset", "Fast"], "The recipe has no preset `Fast`. Choose one of `FedAdagrad`"),
         (["--loop.clients_per_round", "21"], "`clients_per_round=21` is more than the 20 clients there are. "),
         (["--config"], "`--config` has no value. "),
+        (["--loop.precision", "fp8"], "Fabric cannot start with "),
+        (["--loop.seed", "-1"], "`seed=-1` is less than 0. "),
+        (["--data.num_clients", "0"], "`num_clients=0` is less than 1. "),
         (["--confg", "x"], "unrecognized arguments: --confg x. See"),
     ],
 )
@@ -88,6 +91,12 @@ def test_bad_command_lines(tmp_path, capsys, arguments, message):
         ("server: {class: FedExP}", "`server` does not choose a class. "),
         ("loop: {max_rouds: 3}", "has no argument `max_rouds`. Write `max_rounds` if that was meant"),
         ("loop: 3", "The recipe's `loop` is `3`. "),
+        (
+            "data: {class_path: Cifar, init_args: {partitioner: {class_path: lightning_feddua.data.IIDPartitioner,"
+            " init_args: {num_client: 3}}}}",
+            "`data.partitioner`, a `IIDPartitioner`, has no argument `num_client`. Write `num_clients`",
+        ),
+        ("model: {class_path: tests.broken_module.Model}", "Importing `tests.broken_module` failed: ZeroDivisionError"),
         ("modl: {}", "The recipe has no section `modl`. Write `model` if that was meant"),
         ("presets: [1]", "`presets` are not mappings. "),
         ("a: [", "is not valid YAML"),
@@ -103,6 +112,11 @@ def test_bad_recipes(tmp_path, capsys, change, message):
 def test_missing_recipe(capsys):
     assert main(["fit", "--config", "recipes/nosuch.yaml"]) == 2
     assert "The recipe `recipes/nosuch.yaml` does not exist. Give the path" in capsys.readouterr().err
+
+
+def test_misspelt_argument_of_a_nested_class(capsys):
+    assert main(["fit", "--config", "cifar10", "--data.partitioner.alfa", "1"]) == 2
+    assert "A `EqualDirichletPartitioner` has no argument `alfa`. Choose among `alpha`" in capsys.readouterr().err
 
 
 def test_merge_starts_from_defaults_when_the_class_changes():

@@ -5,7 +5,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from lightning import LightningDataModule
+from lightning import LightningDataModule, Trainer
 from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -49,6 +49,7 @@ def test_partition_of_named_clients():
         ([[0, 1], []], r"leaves client `1` empty\. Use"),
         ({"eve": [0, 9]}, r"has the index 9, and the dataset has 6 rows\. Give"),
         ([[-1]], r"has the index -1"),
+        ([0, 1], r"not a list of index arrays, one for each client\. Give"),
         ([[0, 1], [1, 2]], r"gives row 1 to 2 clients: `0`, `1`\. Give each row"),
     ],
 )
@@ -111,9 +112,44 @@ def test_wrapped_hooks_and_collation_count(tmp_path):
     loop = FederatedLoop(max_rounds=1, local_steps=2, out_dir=tmp_path, accelerator="cpu", enable_progress_bar=False)
     loop.fit(Classifier(), data)
     assert data.batch_size == 6
-    assert data.eval_batch_size == 10
+    assert data.evaluation_data("validation")[1] == 10
     assert "val_acc" in loop.history[0]
     assert data.hook_owner.trainer is None
+
+
+class Stages(LightningDataModule):
+    """Sets up its test data in its own stage, with another collation than training."""
+
+    def setup(self, stage):
+        if stage == "fit":
+            self.train = classification(30)
+        if stage == "test":
+            self.test = classification(12, seed=5)
+
+    def train_dataloader(self):
+        sampler = torch.utils.data.BatchSampler(torch.utils.data.SequentialSampler(self.train), 5, drop_last=False)
+        return DataLoader(self.train, batch_sampler=sampler, collate_fn=lambda samples: self.collate(samples, 100.0))
+
+    def test_dataloader(self):
+        return DataLoader(self.test, batch_size=7, collate_fn=lambda samples: self.collate(samples, 1.0))
+
+    def collate(self, samples, scale):
+        return torch.stack([x for x, _ in samples]) * scale, torch.stack([y for _, y in samples])
+
+
+def test_stages_and_collations_of_a_wrapped_module(tmp_path):
+    class Tested(Classifier):
+        test_step = Classifier.validation_step
+
+    model = Tested()
+    data = FederatedDataModule.from_datamodule(Stages(), IIDPartitioner(2))
+    expected = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, default_root_dir=tmp_path).test(
+        model, Stages(), verbose=False
+    )
+    loop = FederatedLoop(local_steps=1, out_dir=tmp_path, accelerator="cpu")
+    assert loop.test(model, data) == expected[0]
+    assert data.batch_size == 5
+    assert data.label_counts().sum() == 30
 
 
 def test_huggingface_client_column(folder, tmp_path):

@@ -105,11 +105,28 @@ def test_fedavg_is_the_mean_of_training_alone(make_loop, clients):
 
 
 @pytest.mark.parametrize("server", [FedAdam(eta_g=0.1), FedDuAdam()], ids=["FedAdam", "FedDuAdam"])
-def test_running_variance_never_goes_through_the_server(make_loop, clients, server):
-    model = Classifier()
-    make_loop(server=server, max_rounds=10).fit(model, clients)
-    assert (model.net[1].running_var > 0).all()
-    assert model.net[1].num_batches_tracked == 40
+def test_buffers_never_go_through_the_server(make_loop, clients, server):
+    """Under any rule, running statistics are the plain mean of the clients' and counters their maximum."""
+    rounds = []
+
+    class Keep(FederatedCallback):
+        def on_round_start(self, round):
+            rounds.append([])
+
+        def on_client_end(self, loop):
+            batch_norm = loop.module.net[1]
+            rounds[-1].append((batch_norm.running_mean.clone(), batch_norm.running_var.clone()))
+
+        def on_round_end(self, loop, round):
+            batch_norm = loop.module.net[1]
+            mean, var = (torch.stack(values).mean(0) for values in zip(*rounds[-1], strict=True))
+            torch.testing.assert_close(batch_norm.running_mean, mean, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(batch_norm.running_var, var, rtol=1e-5, atol=1e-6)
+            assert (batch_norm.running_var > 0).all()
+            assert batch_norm.num_batches_tracked == 4 * (round + 1)
+
+    make_loop(server=server, max_rounds=10, callbacks=Keep()).fit(Classifier(), clients)
+    assert len(rounds) == 10
 
 
 def test_history_csv_and_logger(make_loop, clients, tmp_path):
@@ -287,11 +304,19 @@ class Frozen(Classifier):
         ({"clients_per_round": 5}, r"`clients_per_round=5` is more than the 4 clients there are\. Choose"),
         ({"engine": "fast"}, r"no engine `fast`\. Choose one of `auto`, `sequential`"),
         ({"client_weights": "size"}, r"no client_weights `size`\."),
-        ({"strategy": "fsdp", "devices": 2}, r"strategy"),
+        ({"strategy": "fsdp", "devices": 2}, r"Fabric cannot start with .*strategy='fsdp'.*\. Change"),
+        ({"strategy": "ddp_spawn", "devices": 2}, r"starts processes that cannot see the model\. Use `ddp`"),
+        ({"precision": "fp8"}, r"Fabric cannot start with .*precision='fp8'"),
+        ({"devices": 0}, r"Fabric cannot start with .*devices=0"),
+        ({"seed": -1}, r"`seed=-1` is less than 0"),
+        ({"local_lr_decay": -1.0}, r"`local_lr_decay=-1.0` is not positive"),
+        ({"gradient_clip_val": 0.0}, r"`gradient_clip_val=0.0` is not positive"),
+        ({"server": "FedAvg"}, r"The server is `'FedAvg'`\. Give an instance of `FedDuAServer`"),
+        ({"server": FedAvg}, r"The server is .*FedAvg.*\. Give an instance"),
     ],
 )
 def test_bad_settings(make_loop, clients, arguments, message):
-    with pytest.raises((ConfigurationError, ValueError), match=message):
+    with pytest.raises(ConfigurationError, match=message):
         make_loop(**arguments).fit(Classifier(), clients)
 
 
@@ -300,6 +325,12 @@ def test_bad_settings(make_loop, clients, arguments, message):
     [
         (Classifier, {}, r"no clients\. Give"),
         (Classifier, {"a": classification(5), "b": classification(0)}, r"dataset of client `b` is empty\. Leave"),
+        (
+            lambda: nn.Linear(1, 1),
+            {"a": classification(5)},
+            r"The model is `Linear.*Give an instance of `LightningModule`",
+        ),
+        (Classifier, {"a": None}, r"client `a` is a `NoneType`, which cannot be indexed"),
         (Classifier, classification(5), r"a `TensorDataset`, which has no clients\. Give"),
         (Frozen, {"a": classification(5)}, r"`Frozen` has no trainable parameters\. Give"),
         (NoOptimizer, {"a": classification(5)}, r"`NoOptimizer` does not define `configure_optimizers`\. Return"),
@@ -318,12 +349,116 @@ def test_unwritable_folder(make_loop, clients, tmp_path):
 
 
 def test_progress_and_header_on_a_pipe(tmp_path, clients, capsys):
-    loop = FederatedLoop(max_rounds=2, local_steps=1, out_dir=tmp_path, accelerator="cpu", clients_per_round=2)
+    loop = FederatedLoop(
+        max_rounds=2, local_steps=1, out_dir=tmp_path, accelerator="cpu", clients_per_round=2, engine="sequential"
+    )
     loop.fit(Classifier(), clients)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith("FedDuAdagrad on Classifier")
     assert "75 trainable" in lines[1]
     assert "2 of 4 clients a round, 1 local steps" in lines[2]
-    assert "sequential on 1 rank: cpu" in lines[3]
+    assert "sequential, on 1 rank: cpu" in lines[3]
     assert lines[-2].startswith("round 2/2  eta_g")
     assert lines[-1] == f"results in {loop.run_dir}"
+
+
+def test_second_fit_counts_from_the_start(make_loop, clients):
+    rounds = []
+
+    class Keep(FederatedCallback):
+        def on_fit_start(self, loop):
+            rounds.append(loop.current_round)
+
+    loop = make_loop(callbacks=(Keep(),))
+    loop.fit(Classifier(), clients)
+    loop.fit(Classifier(), clients)
+    assert rounds == [0, 0]
+
+
+def test_module_holds_the_global_weights_when_a_round_ends(make_loop, clients):
+    class Check(FederatedCallback):
+        def on_round_end(self, loop):
+            own = torch.cat([p.detach().reshape(-1) for p in loop.module.parameters()])
+            assert torch.equal(own, loop.weights)
+
+    make_loop(callbacks=Check(), validate_every=2).fit(Classifier(), clients)
+
+
+class Target(Classifier):
+    """A frozen copy that follows the trained weights, as in BYOL."""
+
+    def __init__(self, unfreeze=False):
+        super().__init__()
+        self.target = nn.Linear(4, 8, bias=False).requires_grad_(False)
+        self.unfreeze = unfreeze
+
+    def on_train_batch_end(self, *args):
+        if self.unfreeze:
+            self.target.requires_grad_(True)
+        else:
+            self.target.weight.data.lerp_(self.net[0].weight.data, 0.1)
+
+
+@pytest.mark.parametrize("unfreeze", [False, True])
+def test_frozen_parameters_do_not_leak_from_client_to_client(make_loop, clients, unfreeze):
+    with pytest.raises(
+        ConfigurationError, match=r"frozen parameter `target.weight` changed, or was unfrozen, .*\. Make"
+    ):
+        make_loop().fit(Target(unfreeze), clients)
+
+
+def test_decay_reaches_schedulers_inside_schedulers(make_loop):
+    rates = []
+
+    class Scheduled(Classifier):
+        def training_step(self, batch, batch_idx):
+            rates.append(self.trainer.optimizers[0].param_groups[0]["lr"])
+            return super().training_step(batch, batch_idx)
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            parts = [torch.optim.lr_scheduler.LinearLR(optimizer, 0.5, total_iters=2),
+                     torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]  # fmt: skip
+            schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, parts, [2])
+            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    data = {"a": classification(20)}
+    make_loop(max_rounds=2, local_lr_decay=0.1, local_steps=5, engine="sequential").fit(Scheduled(), data)
+    np.testing.assert_allclose(rates[5:], np.array(rates[:5]) * 0.1, rtol=1e-12)
+    assert rates[:3] == pytest.approx([0.05, 0.075, 0.1])
+
+
+def test_optimizers_with_a_state_from_the_start(make_loop, clients):
+    class Eager(torch.optim.SGD):
+        def __init__(self, parameters):
+            super().__init__(parameters, lr=0.1)
+            for group in self.param_groups:
+                for p in group["params"]:
+                    self.state[p]["sum"] = torch.zeros_like(p)
+
+        def step(self, closure=None):
+            closure()
+            for group in self.param_groups:
+                for p in group["params"]:
+                    self.state[p]["sum"].add_(p.grad)
+                    p.data.add_(self.state[p]["sum"], alpha=-0.01)
+
+    class Module(Classifier):
+        def configure_optimizers(self):
+            return Eager(self.parameters())
+
+    loop = make_loop()
+    loop.fit(Module(), clients)
+    assert loop.history[-1]["clients"] == 4
+
+
+def test_transforming_tensor_datasets_are_respected(make_loop):
+    class Doubled(TensorDataset):
+        def __getitem__(self, i):
+            x, y = super().__getitem__(i)
+            return 2 * x, y
+
+    data = {"a": Doubled(torch.ones(1, 1), torch.full((1, 1), 8.0))}
+    model = LinearRegression(dim=1, lr=0.25)
+    make_loop(server=FedAvg(), max_rounds=1, local_steps=1).fit(model, data)
+    assert model.linear.weight.item() == 4.0  # 0 + ¼ · 2 · 8

@@ -111,6 +111,8 @@ def test_symbols():
     assert len(SYMBOLS) == 79
     with pytest.raises(ConfigurationError, match=r"has the symbol '#', which is not one of the 79"):
         encode(["ab#"], 3)
+    with pytest.raises(ConfigurationError, match=r"has the symbol '’', which is not one of the 79"):
+        encode(["a’b"], 3)
     with pytest.raises(ConfigurationError, match=r"The text `abcd` has 4 characters, not 3"):
         encode(["abc", "abcd"], 3)
 
@@ -161,7 +163,7 @@ def test_each_image_is_cropped_and_flipped_on_its_own():
             ["--data.num_clients", "2", "--data.min_samples", "300", "--data.train_fraction", "0.5"],
         ),
         ("cifar10", "cifar", ["--data.partitioner.num_clients", "2"]),
-        ("cifar100", "cifar", ["--data.partitioner.num_clients", "2"]),
+        ("cifar100", "cifar", ["--data.partitioner.num_clients", "2", "--loop.precision", "64-true"]),
         ("cifar100_vit", "cifar", ["--data.partitioner.num_clients", "2"]),
     ],
 )

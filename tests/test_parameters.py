@@ -94,14 +94,48 @@ def test_squared_norm_is_float64_over_chunks():
     assert result.item() == pytest.approx(vector.double().square().sum().item(), rel=1e-12)
 
 
-def test_buffers_round_trip_even_when_reassigned():
+def test_buffers_are_restored_even_when_reassigned():
     module = nn.BatchNorm1d(4)
     buffers = ModuleBuffers(module)
     assert (buffers.float_count, buffers.integer_count) == (8, 1)
     module.running_mean = torch.arange(4.0)
     module.num_batches_tracked += 5
+    assert torch.equal(buffers.floats(torch.float32), torch.tensor([0.0, 1, 2, 3, 1, 1, 1, 1]))
+    assert buffers.integers().tolist() == [5]
+    buffers.restore()
+    assert module.running_mean.tolist() == [0] * 4
+    assert module.num_batches_tracked == 0
+
+
+def test_only_changed_buffers_are_taken_over():
+    module = nn.BatchNorm1d(2)
+    buffers = ModuleBuffers(module)
+    changed = torch.tensor([True, False, False, False])
+    buffers.update(torch.full((4,), 7.0), changed, torch.tensor([3]))
+    buffers.restore()
+    assert module.running_mean.tolist() == [7, 0]
+    assert module.running_var.tolist() == [1, 1]
+    assert module.num_batches_tracked == 3
+
+
+def test_buffers_of_other_dtypes_keep_their_bits():
+    module = nn.Module()
+    values = {
+        "angles": torch.polar(torch.ones(3), torch.arange(3.0)),
+        "pi": torch.tensor([torch.pi], dtype=torch.float64),
+        "large": torch.tensor([2**60 + 1]),
+        "mask": torch.ones(300, 300, dtype=torch.bool),
+        "nothing": torch.tensor([float("-inf")]),
+    }
+    for name, value in values.items():
+        module.register_buffer(name, value.clone())
+    buffers = ModuleBuffers(module)
     floats, integers = buffers.floats(torch.float32), buffers.integers()
-    assert torch.equal(floats, torch.tensor([0.0, 1, 2, 3, 1, 1, 1, 1]))
-    buffers.load(floats + 1, integers + 1)
-    assert module.running_mean[3] == 4
-    assert module.num_batches_tracked == 6
+    assert (len(floats), len(integers)) == (2 * 3 + 1 + 1, 1)
+    buffers.update(floats, torch.zeros_like(floats, dtype=torch.bool), integers)
+    buffers.restore()
+    for name, value in values.items():
+        assert torch.equal(getattr(module, name), value), name
+    module.mask[0, 0] = False
+    with pytest.raises(ConfigurationError, match=r"changed the integer buffer `mask` of 90,000 elements\."):
+        buffers.integers()

@@ -10,6 +10,7 @@ from lightning_feddua.data import (
     DirichletPartitioner,
     EqualDirichletPartitioner,
     IIDPartitioner,
+    NaturalPartitioner,
     PathologicalPartitioner,
     QuantitySkewPartitioner,
     ShardPartitioner,
@@ -56,6 +57,10 @@ def _seconds(partitioner, y):
     start = time.perf_counter()
     partitioner.partition(y)
     return time.perf_counter() - start
+
+
+def test_natural_clients_are_those_of_the_values():
+    assert [p.tolist() for p in NaturalPartitioner().partition(np.array(["b", "a", "b"]))] == [[1], [0, 2]]
 
 
 @given(st.integers(100, 1000), st.integers(2, 20), st.floats(0.01, 10))

@@ -11,7 +11,7 @@ from lightning_feddua.sampling import (
     generator,
     preserved_random_state,
     sample_cohort,
-    seed_local_steps,
+    seed_generators,
 )
 
 
@@ -65,11 +65,11 @@ def test_local_steps_seed_all_generators():
     def draw():
         return random.random(), np.random.rand(), torch.rand(1).item()
 
-    seed_local_steps(0, 1, 2, torch.device("cpu"))
+    seed_generators(0, 1, 2, Purpose.LOCAL_STEPS, torch.device("cpu"))
     first = draw()
-    seed_local_steps(0, 1, 3, torch.device("cpu"))
+    seed_generators(0, 1, 3, Purpose.LOCAL_STEPS, torch.device("cpu"))
     other = draw()
-    seed_local_steps(0, 1, 2, torch.device("cpu"))
+    seed_generators(0, 1, 2, Purpose.LOCAL_STEPS, torch.device("cpu"))
     assert draw() == first
     assert all(a != b for a, b in zip(first, other, strict=True))
 
@@ -83,5 +83,5 @@ def test_random_state_of_the_caller_is_preserved():
     random.seed(1)
     np.random.seed(1)
     with preserved_random_state(torch.device("cpu")):
-        seed_local_steps(0, 0, 0, torch.device("cpu"))
+        seed_generators(0, 0, 0, Purpose.LOCAL_STEPS, torch.device("cpu"))
     assert (torch.rand(1), random.random(), np.random.rand()) == expected

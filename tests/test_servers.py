@@ -102,8 +102,9 @@ def test_underflowing_updates_give_finite_weights(name, eps, size):
 def test_zero_update_leaves_weights_and_says_so(name, eps_g):
     server, _ = make(name, eps=0.0, eps_g=eps_g)
     weights = torch.ones(3)
+    # Updates that cancel have norms, but no direction.
     with pytest.warns(UserWarning, match="weights stay"):
-        eta = server.step(weights, RoundUpdate(torch.zeros(3), torch.zeros(2)))
+        eta = server.step(weights, RoundUpdate(torch.zeros(3), torch.ones(2)))
     assert eta == 0
     assert torch.equal(weights, torch.ones(3))
 
@@ -203,3 +204,10 @@ def test_bad_arguments(arguments, message):
 
 def test_all_rules_are_public():
     assert set(RULES) < set(lightning_feddua.__all__)
+
+
+def test_a_step_beyond_the_range_of_float32_is_not_taken():
+    weights = torch.ones(3)
+    with pytest.warns(UserWarning, match="weights stay"):
+        assert servers.FedExP().step(weights, RoundUpdate(torch.full((3,), 1e-25), torch.ones(2))) == 0
+    assert torch.equal(weights, torch.ones(3))

@@ -16,7 +16,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from lightning_feddua import FedAvg, FederatedCallback, FederatedDataModule, FederatedLoop
 from lightning_feddua.data.client_data import minibatches
-from lightning_feddua.sampling import Purpose, generator, seed_local_steps
+from lightning_feddua.sampling import Purpose, generator, seed_generators
 
 CPU = torch.device("cpu")
 BATCH = 8
@@ -26,7 +26,7 @@ class SeedAtStart(Callback):
     """Seeds as the loop does, after everything that Trainer draws before the first step."""
 
     def on_train_start(self, trainer, module):
-        seed_local_steps(0, 0, 0, CPU)
+        seed_generators(0, 0, 0, Purpose.LOCAL_STEPS, CPU)
 
 
 def trained_by_trainer(module, dataset, steps, tmp_path, **arguments):
@@ -275,6 +275,20 @@ class Metrics(Common):
         return nn.functional.cross_entropy(logits, batch[1])
 
 
+class Skips(Common):
+    def on_train_batch_start(self, batch, batch_idx):
+        return -1 if batch_idx == 1 else None
+
+
+class AsksHowLong(Common):
+    """A schedule over all steps that there will be."""
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=self.trainer.max_steps + 1)
+        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+
+
 class ConvNet(Common):
     def __init__(self):
         super().__init__()
@@ -318,6 +332,8 @@ CASES = {
     "two optimizers": (TwoOptimizers, labelled(), {}),
     "lbfgs": (LBFGS, labelled(), {}),
     "metrics": (Metrics, labelled(), {}),
+    "skips the rest of a pass": (Skips, labelled(), {}),
+    "schedules by the trainer": (AsksHowLong, labelled(), {}),
     "64-true": (BatchNormAndDropout, labelled(), {"precision": "64-true"}),
     "bf16-mixed": (BatchNormAndDropout, labelled(), {"precision": "bf16-mixed"}),
     "bf16-true": (Common, labelled(), {"precision": "bf16-true"}),
@@ -331,13 +347,14 @@ def test_weights_are_those_of_trainer(case, tmp_path):
     torch.manual_seed(0)
     ours = make()
     theirs = copy.deepcopy(ours)
+    start = copy.deepcopy(ours.state_dict())
     steps = 2 * len(dataset) // BATCH + 1
     expected, _ = trained_by_trainer(theirs, dataset, steps, tmp_path, **arguments)
     state, loop = trained_by_loop(ours, dataset, steps, tmp_path, **arguments)
     assert state.keys() == expected.keys()
     for name, value in expected.items():
         assert torch.equal(state[name], value), name
-    assert any(not torch.equal(a, b) for a, b in zip(state.values(), make().state_dict().values(), strict=True))
+    assert any(not torch.equal(state[name], value) for name, value in start.items())
     if make is Metrics:
         assert {"accuracy", "c_MulticlassAccuracy", "c_MulticlassF1Score"} <= loop.history[0].keys()
 
@@ -382,19 +399,40 @@ class Validated(Common):
         self.log_dict(self.collection)
         self.by_hand.update(logits, batch[1])
         self.log("weighted", float(batch_idx), batch_size=batch_idx + 1)
+        self.log("count", float(len(batch[0])), reduce_fx="sum")
+        self.log("largest", batch[0].max(), reduce_fx=torch.max)
+        self.log("smallest", batch[0].min(), reduce_fx="min")
 
     test_step = validation_step
 
+
+class ValidatedByHand(Validated):
+    """Gathers outputs, computes and logs around the batches, as many modules do."""
+
+    def __init__(self):
+        super().__init__()
+        self.outputs = []
+
+    def on_validation_epoch_start(self):
+        self.log("first", 3.0)
+
+    def validation_step(self, batch, batch_idx):
+        super().validation_step(batch, batch_idx)
+        self.outputs.append(self.net(batch[0]).mean())
+
     def on_validation_epoch_end(self):
         self.log("by_hand", self.by_hand.compute())
+        self.log("gathered", torch.stack(self.outputs).mean())
         self.by_hand.reset()
+        self.outputs.clear()
 
 
 @pytest.mark.parametrize("devices", [1, 2, 3])
 @pytest.mark.parametrize("size", [37, 8])
-def test_validation_is_identical_to_trainer(devices, size, tmp_path):
+@pytest.mark.parametrize("make", [Validated, ValidatedByHand])
+def test_validation_is_identical_to_trainer(devices, size, make, tmp_path):
     torch.manual_seed(0)
-    module = Validated()
+    module = make()
     data = FederatedDataModule({"a": labelled()}, val_dataset=labelled(size), eval_batch_size=8)
     trainer = Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, default_root_dir=tmp_path,
                       enable_progress_bar=False, enable_model_summary=False)  # fmt: skip
@@ -402,7 +440,7 @@ def test_validation_is_identical_to_trainer(devices, size, tmp_path):
     strategy = "auto" if devices == 1 else "ddp_fork"
     loop = FederatedLoop(local_steps=1, devices=devices, strategy=strategy, accelerator="cpu", out_dir=tmp_path)
     assert loop.validate(module, data) == expected
-    assert len(expected) == 6
+    assert len(expected) == (8 if make is Validated else 11)
 
 
 def test_test_step_and_clients(tmp_path):

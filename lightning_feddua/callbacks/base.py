@@ -32,7 +32,10 @@ class FederatedCallback:
         """Before a client's local steps, on the rank that trains it."""
 
     def on_client_end(self, loop: FederatedLoop, round: int, client_id: str) -> None:
-        """After a client's local steps, on the rank that trained it; the module holds the client's weights."""
+        """After a client's local steps, on the rank that trained it.
+
+        The module holds the client's weights, but for ``engine="vectorized"``, where there are none of one client.
+        """
 
     def on_aggregate_end(self, loop: FederatedLoop, update: RoundUpdate) -> None:
         """When the round's update is complete on every rank."""

@@ -85,7 +85,7 @@ def header(loop: FederatedLoop, devices: list[str]) -> list[str]:
         f"  parameters  {trainable:,} trainable, {frozen:,} frozen, precision {fabric.strategy.precision.precision}",
         f"  cohort      {loop.cohort_size} of {len(loop.client_ids)} clients a round, {work} of batches of"
         f" {loop.datamodule.batch_size}, seed {loop.seed}",
-        f"  engine      {loop.engine_name} on {fabric.world_size} rank{'s' * (fabric.world_size > 1)}: {ranks}",
+        f"  engine      {loop.engine_note}, on {fabric.world_size} rank{'s' * (fabric.world_size > 1)}: {ranks}",
         f"  results     {loop.run_dir}",
     ]
 

@@ -37,22 +37,18 @@ class LocalWork:
 
 @dataclass(frozen=True)
 class GlobalState:
-    """What every client of a round starts from.
+    """What every client of a round starts from, besides the buffers that the federation keeps.
 
     Args:
         round: the round, from 0.
         seed: the run's seed.
         weights: the global weights, flat.
-        floats: the float buffers, flat, or None.
-        integers: the integer buffers, flat, or None.
         lr_factor: multiplies the module's learning rates.
     """
 
     round: int
     seed: int
     weights: Tensor
-    floats: Tensor | None = None
-    integers: Tensor | None = None
     lr_factor: float = 1.0
 
 

@@ -1,6 +1,7 @@
 """The optimizers and schedulers that a module configures, made once and reset for each client."""
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -59,29 +60,47 @@ class LocalOptimizers:
         _validate_scheduler_api(self.schedulers, module)
         self.wrapped = [LightningOptimizer._to_lightning_optimizer(o, strategy) for o in self.optimizers]  # type: ignore[arg-type]
         self._module = module
+        # Most optimizers make their state in the first step; what others have from the start is kept.
+        self._initial_states = [_copy_state(optimizer.state) for optimizer in self.optimizers]
         self._initial_groups = [[_without_params(group) for group in o.param_groups] for o in self.optimizers]
         self._initial_schedulers = [copy.deepcopy(config.scheduler.state_dict()) for config in self.schedulers]
 
     def reset(self, lr_factor: float = 1.0) -> None:
         """As new, with all learning rates multiplied by a factor."""
-        for optimizer, groups in zip(self.optimizers, self._initial_groups, strict=True):
+        for i, (optimizer, groups) in enumerate(zip(self.optimizers, self._initial_groups, strict=True)):
             optimizer.state.clear()
+            optimizer.state.update(_copy_state(self._initial_states[i]))
             for group, initial in zip(optimizer.param_groups, groups, strict=True):
                 group.update({key: _copy_tensor(value) for key, value in initial.items()})
-                group["lr"] = group["lr"] * lr_factor
-                if "initial_lr" in group:
-                    group["initial_lr"] = group["initial_lr"] * lr_factor
+                for key in _RATES & group.keys():
+                    group[key] = group[key] * lr_factor
         for config, state in zip(self.schedulers, self._initial_schedulers, strict=True):
-            state = copy.deepcopy(state)
-            if "base_lrs" in state:
-                state["base_lrs"] = [lr * lr_factor for lr in state["base_lrs"]]
-            config.scheduler.load_state_dict(state)
+            config.scheduler.load_state_dict(_scaled(copy.deepcopy(state), lr_factor))
 
     def step_schedulers(self, interval: str, count: int) -> None:
         """Step the schedulers of an interval after its ``count``-th step or epoch, as Trainer does."""
         for config in self.schedulers:
             if config.interval == interval and count % config.frequency == 0:
                 self._module.lr_scheduler_step(config.scheduler, None)
+
+
+# Learning rates in a parameter group: its own, and those that cyclic schedulers keep there.
+_RATES = {"lr", "initial_lr", "max_lr", "min_lr"}
+
+
+def _scaled(state: dict[str, Any], factor: float) -> dict[str, Any]:
+    """A scheduler's state with its learning rates multiplied, those of schedulers inside it included."""
+    for key in ("base_lrs", "max_lrs", "_last_lr"):
+        if key in state:
+            state[key] = [rate * factor for rate in state[key]]
+    for inner in state.get("_schedulers", []):
+        _scaled(inner, factor)
+    return state
+
+
+def _copy_state(state: Mapping[Any, Any]) -> dict[Any, Any]:
+    """An optimizer's state: the values are copied, the parameters that it belongs to are not."""
+    return {parameter: copy.deepcopy(values) for parameter, values in state.items()}
 
 
 def _without_params(group: dict[str, Any]) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from lightning_feddua.clients.engine import Client, ClientUpdate, GlobalState, L
 from lightning_feddua.data.client_data import ClientData
 from lightning_feddua.errors import ClientError, ConfigurationError
 from lightning_feddua.federation import Federation
-from lightning_feddua.log_capture import LogCapture, local_metrics
-from lightning_feddua.sampling import Purpose, generator, seed_local_steps
+from lightning_feddua.log_capture import LogCapture, compute_alone, local_metrics
+from lightning_feddua.sampling import Purpose, generator, seed_generators
 
 
 class SequentialEngine:
@@ -43,19 +43,19 @@ class SequentialEngine:
         self._precision = fabric.strategy.precision
         self._scaler = getattr(self._precision, "scaler", None)
         self._initial_scaler = None if self._scaler is None else self._scaler.state_dict()
-        self._takes_batch_idx = _takes_batch_idx(module)
+        self._takes_batch_idx = takes_batch_idx(module)
         view.strategy.optimizer_step = self._optimizer_step
         view.gradient_clip_val = work.gradient_clip_val
         self._optimizers = federation.optimizers
-        self._overridden = {name for name in (*_HOOKS, *_METHODS) if is_overridden(name, module)}
+        self._overridden = {name for name in TRAINING_HOOKS if is_overridden(name, module)}
 
     def run(self, clients: list[Client], state: GlobalState, notify: Notify) -> Iterator[ClientUpdate]:
         """Train clients one after another. An update's memory is the module's own, and is used again by the next."""
         federation = self._federation
         for client in clients:
             notify("start", client)
-            federation.restore(state.weights, state.floats, state.integers)
-            seed_local_steps(state.seed, state.round, client.index, federation.fabric.device)
+            federation.restore(state.weights)
+            seed_generators(state.seed, state.round, client.index, Purpose.LOCAL_STEPS, federation.fabric.device)
             rng = generator(state.seed, state.round, client.index, Purpose.MINIBATCHES)
             try:
                 metrics = self._train(client.data, rng, state.lr_factor)
@@ -76,38 +76,36 @@ class SequentialEngine:
         if self._scaler is not None:
             self._scaler.load_state_dict(self._initial_scaler)
         view.training = True
-        view.current_epoch = view.global_step = 0
-        view.max_steps = work.batches(len(data))
-        view.max_epochs = work.epochs
-        view.num_training_batches = -(-len(data) // work.batch_size)
+        view.start_client(work, len(data))
         with capture.attached(self._module), local_metrics(self._module):
             self._hook("on_train_start")
-            epoch, batch_idx = -1, 0
+            epoch, batch_idx, skipping = -1, 0, False
             for new_epoch, batch in data.batches(work.batch_size, rng, steps=work.steps, epochs=work.epochs):
                 if new_epoch != epoch:
                     if epoch >= 0:
                         self._end_epoch()
-                    epoch, batch_idx = new_epoch, 0
+                    epoch, batch_idx, skipping = new_epoch, 0, False
                     view.current_epoch = epoch
                     self._hook("on_train_epoch_start")
-                self._step(batch, batch_idx)
+                # As under Trainer, -1 from `on_train_batch_start` skips the rest of the pass.
+                skipping = skipping or self._step(batch, batch_idx) == -1
                 batch_idx += 1
             self._end_epoch()
             self._hook("on_train_end")
-            view.training = False
+            view.stop_client()
             return self._results()
 
-    def _step(self, batch: Any, batch_idx: int) -> None:
+    def _step(self, batch: Any, batch_idx: int) -> int:
         module, view = self._module, self._view
         batch = self._transfer(batch)
         self._capture.start_batch(batch)
         if self._hook("on_train_batch_start", batch, batch_idx) == -1:
-            return
+            return -1
         outputs: list[Any] = [None]
 
         def closure() -> Tensor | None:
             outputs[0] = self._training_step(batch, batch_idx)
-            loss = _loss(outputs[0])
+            loss = loss_of(outputs[0])
             self._zero_grad(batch_idx)
             if loss is not None:
                 self._backward(loss)
@@ -122,6 +120,7 @@ class SequentialEngine:
         if module.automatic_optimization:
             self._optimizers.step_schedulers("step", batch_idx + 1)
         self._hook("on_train_batch_end", outputs[0], batch, batch_idx)
+        return 0
 
     def _training_step(self, batch: Any, batch_idx: int) -> Any:
         with self._precision.forward_context():
@@ -129,7 +128,7 @@ class SequentialEngine:
                 output = self._module.training_step(batch, batch_idx)
             else:
                 output = self._module.training_step(batch)
-        if (loss := _loss(output)) is not None:
+        if (loss := loss_of(output)) is not None:
             self._losses.append(loss.detach())
         return output
 
@@ -191,13 +190,15 @@ class SequentialEngine:
         results = {"loss": torch.stack(self._losses).mean()} if self._losses else {}
         # A module that logs a `loss` of its own has the last word.
         results.update({name: value for name, (value, _) in self._capture.values().items()})
-        for name, metric in self._capture.metrics.items():
-            results[name] = metric.compute()
+        # All values before any reset: metrics of one collection may share a state.
+        results.update({name: compute_alone(metric) for name, metric in self._capture.metrics.items()})
+        for metric in self._capture.metrics.values():
             metric.reset()
         return results
 
 
-_HOOKS = (
+# What a module may override around its local steps.
+TRAINING_HOOKS = (
     "on_train_start",
     "on_train_end",
     "on_train_epoch_start",
@@ -208,11 +209,15 @@ _HOOKS = (
     "on_before_backward",
     "on_after_backward",
     "on_before_optimizer_step",
+    "optimizer_step",
+    "optimizer_zero_grad",
+    "configure_gradient_clipping",
+    "backward",
 )
-_METHODS = ("optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping")
 
 
-def _takes_batch_idx(module: LightningModule) -> bool:
+def takes_batch_idx(module: LightningModule) -> bool:
+    """Whether `training_step` wants the batch's number; one clear error where it wants what there is not."""
     name = type(module).__name__
     if not is_overridden("training_step", module):
         raise ConfigurationError(f"`{name}` does not define `training_step`.", "Return the loss of a batch from it.")
@@ -229,7 +234,8 @@ def _has_gradient(optimizer: Optimizer) -> bool:
     return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
 
 
-def _loss(output: Any) -> Tensor | None:
+def loss_of(output: Any) -> Tensor | None:
+    """The loss in what a `training_step` returned."""
     if output is None or isinstance(output, Tensor):
         return output
     if isinstance(output, dict) and "loss" in output:

@@ -1,10 +1,12 @@
 from lightning_feddua.data.cifar import Cifar
 from lightning_feddua.data.femnist import Femnist
 from lightning_feddua.data.module import FederatedDataModule, HuggingFaceDataModule
+from lightning_feddua.data.partition import Partition
 from lightning_feddua.data.partitioners import (
     DirichletPartitioner,
     EqualDirichletPartitioner,
     IIDPartitioner,
+    NaturalPartitioner,
     Partitioner,
     PathologicalPartitioner,
     QuantitySkewPartitioner,
@@ -21,6 +23,8 @@ __all__ = [
     "Femnist",
     "HuggingFaceDataModule",
     "IIDPartitioner",
+    "NaturalPartitioner",
+    "Partition",
     "Partitioner",
     "PathologicalPartitioner",
     "QuantitySkewPartitioner",

@@ -29,6 +29,11 @@ class BatchTransfer:
         # Fabric's mixed precision would round inputs to 16 bits; Trainer's leaves them to autocast.
         self._convert = None if isinstance(precision, MixedPrecision) else precision.convert_input
 
+    @property
+    def has_hooks(self) -> bool:
+        """Whether the user's code sees the batches on their way."""
+        return not (self._before is None and self._move is None and self._after is None)
+
     def __call__(self, batch: Any) -> Any:
         """The batch on the device."""
         if self._before is not None:
@@ -39,7 +44,11 @@ class BatchTransfer:
             batch = move_data_to_device(batch, self._device)
         if self._convert is not None:
             batch = self._convert(batch)
-        return batch if self._after is None else self._after(batch, 0)
+        if self._after is not None:
+            batch = self._after(batch, 0)
+            # What the hook made (normalised images, say) may not be in the run's precision yet.
+            batch = batch if self._convert is None else self._convert(batch)
+        return batch
 
 
 def _hook(name: str, module: LightningModule, datamodule: LightningDataModule) -> Any:

@@ -25,7 +25,8 @@ class ClientData:
     def __init__(self, dataset: Dataset[Any], collate_fn: Collate | None = None) -> None:
         self._dataset, self._indices = _unwrap_subsets(dataset)
         self._tensors = None
-        if isinstance(self._dataset, TensorDataset) and collate_fn is None:
+        # A subclass may change samples in `__getitem__`.
+        if type(self._dataset) is TensorDataset and collate_fn is None:
             self._tensors = self._dataset.tensors
         self._collate = collate_fn or default_collate
 
@@ -51,6 +52,21 @@ class ClientData:
         """Minibatches for local training, each with the number of the pass over the data that it belongs to."""
         for epoch, positions in minibatches(len(self), batch_size, rng, steps=steps, epochs=epochs):
             yield epoch, self.batch(positions)
+
+
+def stacked_batch(clients: Sequence[ClientData], positions: Sequence[np.ndarray]) -> list[Tensor] | None:
+    """The batches of several clients as one, with a first axis of clients; None where they do not share their tensors.
+
+    Args:
+        clients: the clients.
+        positions: as many positions for each.
+    """
+    tensors = clients[0]._tensors
+    if tensors is None or any(client._tensors is not tensors for client in clients):
+        return None
+    rows = [p if c._indices is None else c._indices[p] for c, p in zip(clients, positions, strict=True)]
+    index = torch.from_numpy(np.stack(rows))
+    return [tensor[index.to(tensor.device)] for tensor in tensors]
 
 
 def minibatches(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from lightning import LightningDataModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from lightning_feddua.data.client_data import ClientData, Collate
@@ -110,6 +111,12 @@ class FederatedDataModule(LightningDataModule):
         """The number of samples of each client."""
         if isinstance(self.clients, Partition):
             return self.clients.sizes
+        for name, dataset in self.clients.items():
+            if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+                raise ConfigurationError(
+                    f"The dataset of client `{name}` is a `{type(dataset).__name__}`, which cannot be indexed.",
+                    "Give each client a map-style dataset, with `__len__` and `__getitem__`.",
+                )
         return np.array([len(dataset) for dataset in self.clients.values()], dtype=np.int64)  # type: ignore[arg-type]
 
     def client_data(self, client_id: str) -> ClientData:
@@ -121,6 +128,11 @@ class FederatedDataModule(LightningDataModule):
                 f"There is no client `{client_id}`.", f"Choose one of {choices(list(self.clients)[:10])} …."
             ) from None
         return ClientData(dataset, self.collate_fn)
+
+    def evaluation_data(self, stage: Literal["validation", "test"]) -> tuple[ClientData, int] | None:
+        """The data of a stage and the size of its batches; None where there is none."""
+        dataset = self.val_dataset if stage == "validation" else self.test_dataset
+        return None if dataset is None else (ClientData(dataset, self.collate_fn), self.eval_batch_size)
 
     def label_counts(self) -> np.ndarray:
         """The number of samples of each client (row) and label (column)."""
@@ -242,20 +254,7 @@ class _WrappedDataModule(FederatedDataModule):
         super().__init__({})
         self._wrapped = datamodule
         self._partition = partition
-        self._labels = labels
-
-    def label_counts(self) -> np.ndarray:
-        """The number of samples of each client (row) and label (column)."""
-        if isinstance(self.clients, Partition):
-            labels, rows = self._labels_of_rows(self.clients.dataset), list(self.clients.items_by_rows())
-            classes, codes = np.unique(labels, return_inverse=True)
-            return np.stack([np.bincount(codes[mine], minlength=len(classes)) for _, mine in rows])
-        parts = [labels_of(dataset) for dataset in self.clients.values()]
-        classes = np.unique(np.concatenate(parts))
-        return np.stack([np.bincount(np.searchsorted(classes, p), minlength=len(classes)) for p in parts])
-
-    def _labels_of_rows(self, dataset: Dataset[Any]) -> np.ndarray:
-        return labels_of(dataset)
+        self._labels = None if labels is None else np.asarray(labels)
 
     @property
     def hook_owner(self) -> LightningDataModule:
@@ -265,32 +264,31 @@ class _WrappedDataModule(FederatedDataModule):
         self._wrapped.prepare_data()
 
     def setup(self, stage: str) -> None:
-        self._wrapped.setup(stage)
+        # The clients are needed in every stage, and many data modules have them in "fit" only.
+        for part in dict.fromkeys(("fit", stage)):
+            self._wrapped.setup(part)
         loader = _single_loader(self._wrapped, "train_dataloader")
         assert loader is not None
         self.clients = make_partition(loader.dataset, self._partition, self._labels)
-        self.batch_size = loader.batch_size or 1
+        self.batch_size = _batch_size(loader)
         self.collate_fn = _custom_collate(loader)
-        for name in ("val", "test"):
-            evaluation = _single_loader(self._wrapped, f"{name}_dataloader")
-            if evaluation is not None:
-                setattr(self, f"{name}_dataset", evaluation.dataset)
-                self.eval_batch_size = evaluation.batch_size or 1
+
+    def teardown(self, stage: str) -> None:
+        self._wrapped.teardown(stage)
+
+    def evaluation_data(self, stage: Literal["validation", "test"]) -> tuple[ClientData, int] | None:
+        loader = _single_loader(self._wrapped, "val_dataloader" if stage == "validation" else "test_dataloader")
+        return None if loader is None else (ClientData(loader.dataset, _custom_collate(loader)), _batch_size(loader))
+
+    def _labels_of_rows(self, dataset: Dataset[Any]) -> np.ndarray:
+        return labels_of(dataset) if self._labels is None else self._labels
 
 
 def _single_loader(datamodule: LightningDataModule, name: str) -> DataLoader[Any] | None:
     owner = type(datamodule).__name__
-    if getattr(type(datamodule), name) is getattr(LightningDataModule, name) and name != "train_dataloader":
+    if not is_overridden(name, datamodule) and name != "train_dataloader":
         return None
-    try:
-        loader = getattr(datamodule, name)()
-    except Exception as error:
-        # Many data modules set their test data up in `setup("test")` only.
-        if name == "test_dataloader":
-            return None
-        raise ConfigurationError(
-            f"`{owner}.{name}` failed: {error}.", "Give a data module that works under Trainer."
-        ) from error
+    loader = getattr(datamodule, name)()
     if isinstance(loader, list | tuple) and len(loader) == 1:
         loader = loader[0]
     if not isinstance(loader, DataLoader) or not hasattr(loader.dataset, "__getitem__"):
@@ -299,6 +297,16 @@ def _single_loader(datamodule: LightningDataModule, name: str) -> DataLoader[Any
             "Return one DataLoader over a map-style dataset.",
         )
     return loader
+
+
+def _batch_size(loader: DataLoader[Any]) -> int:
+    size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+    if size is None:
+        raise ConfigurationError(
+            f"The batch size of a DataLoader with a `{type(loader.batch_sampler).__name__}` cannot be seen.",
+            "Give the DataLoader a `batch_size`, or the sampler an attribute of this name.",
+        )
+    return int(size)
 
 
 def _custom_collate(loader: DataLoader[Any]) -> Collate | None:

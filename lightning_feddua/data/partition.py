@@ -49,6 +49,10 @@ class Partition(Mapping[str, Dataset[Any]]):
         else:
             ids, arrays = [str(i) for i in range(len(indices))], list(indices)
         arrays = [np.asarray(array, dtype=np.int64) for array in arrays]
+        if any(array.ndim != 1 for array in arrays):
+            raise ConfigurationError(
+                "The partition is not a list of index arrays, one for each client.", "Give each client its own array."
+            )
         rows = np.concatenate(arrays) if arrays else np.empty(0, np.int64)
         sizes = np.array([len(array) for array in arrays], dtype=np.int64)
         partition = cls(dataset, ids, rows, sizes)
@@ -128,6 +132,10 @@ def _factorize(values: Any) -> tuple[np.ndarray, np.ndarray]:
         names, codes = np.unique(np.asarray(values), return_inverse=True)
         return names.astype(str), codes
     column = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(np.asarray(values))
+    if column.null_count:
+        raise ConfigurationError(
+            f"{column.null_count} rows do not name their client.", "Fill the column, or leave these rows out."
+        )
     encoded = column.dictionary_encode()
     if isinstance(encoded, pa.ChunkedArray):
         encoded = encoded.combine_chunks()

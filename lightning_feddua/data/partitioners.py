@@ -201,6 +201,17 @@ class QuantitySkewPartitioner(Partitioner):
         return np.split(rng.permutation(len(labels)), cuts[:-1])
 
 
+class NaturalPartitioner(Partitioner):
+    """A client for each distinct value, given as the labels: a writer, a speaker, a device."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    def _split(self, labels: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+        _, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
+        return np.split(np.argsort(codes, kind="stable"), np.cumsum(counts)[:-1])
+
+
 def _rows_by_class(labels: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Rows in the order of their class, shuffled within it, and the size of each class."""
     _, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)

@@ -98,7 +98,9 @@ def encode(texts: list[str], length: int) -> np.ndarray:
         raise ConfigurationError(
             f"The text `{wrong}` has {len(wrong)} characters, not {length}.", "Give windows of equal length."
         )
-    codes = table[np.frombuffer(text.encode("latin-1", errors="replace"), dtype=np.uint8)]
+    # A symbol beyond ASCII becomes a byte that is unknown here.
+    plain = text if text.isascii() else "".join(c if c.isascii() else "\x80" for c in text)
+    codes = table[np.frombuffer(plain.encode("latin-1"), dtype=np.uint8)]
     if (codes == 255).any():
         symbol = text[int((codes == 255).argmax())]
         raise ConfigurationError(

@@ -5,6 +5,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from lightning_feddua.data.module import FederatedDataModule
+from lightning_feddua.errors import ConfigurationError
 
 
 class SyntheticRegression(FederatedDataModule):
@@ -33,6 +34,9 @@ class SyntheticRegression(FederatedDataModule):
         batch_size: int | None = None,
         seed: int = 0,
     ) -> None:
+        for name, value in (("num_clients", num_clients), ("samples_per_client", samples_per_client), ("dim", dim)):
+            if value < 1:
+                raise ConfigurationError(f"`{name}={value}` is less than 1.", "Give a whole number from 1 up.")
         rng = np.random.default_rng(seed)
         scale = np.arange(1, dim + 1) ** (-decay / 2)
         clients = {}
@@ -43,6 +47,4 @@ class SyntheticRegression(FederatedDataModule):
             y = (x * w).sum(axis=1, keepdims=True)
             clients[str(i)] = TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
         pooled = TensorDataset(*(torch.cat(t) for t in zip(*(c.tensors for c in clients.values()), strict=True)))
-        super().__init__(
-            clients, pooled, batch_size=batch_size or samples_per_client, eval_batch_size=max(1, len(pooled))
-        )
+        super().__init__(clients, pooled, batch_size=batch_size or samples_per_client, eval_batch_size=len(pooled))

@@ -128,7 +128,7 @@ class FedDuAServer(FederatedCallback):
         self._rounds += 1
         self._m = self.beta1 / 2 * self._m + (1 - self.beta1) * update.half_mean_squared_norm()
         squared_norm = self._update_moments(update.mean_delta)
-        eta = self._eta(squared_norm)
+        eta = self._eta(squared_norm, largest=torch.finfo(weights.dtype).max)
         if eta == 0:
             rank_zero_warn(
                 f"{type(self).__name__}: a round's update vanished, so the weights stay. The log has `eta_g` = 0 there."
@@ -149,6 +149,9 @@ class FedDuAServer(FederatedCallback):
             self._s = torch.full_like(weights, self.initial_accumulator)
         if self._v is None and self.beta1 > 0:
             self._v = torch.zeros_like(weights)
+        # A loaded state may come from another device.
+        self._s = None if self._s is None else self._s.to(weights)
+        self._v = None if self._v is None else self._v.to(weights)
 
     def _update_moments(self, mean_delta: Tensor) -> Tensor | None:
         """Bring v and s up to date; return ``‖v‖²_{G⁻¹}`` in float64 where the step needs it."""
@@ -164,17 +167,17 @@ class FedDuAServer(FederatedCallback):
                 total += torch.dot(direction.to(total.dtype), self._precondition(direction, s).to(total.dtype))
         return total if self.adaptive else None
 
-    def _eta(self, squared_norm: Tensor | None) -> float:
+    def _eta(self, squared_norm: Tensor | None, largest: float) -> float:
         if squared_norm is None:
             assert not isinstance(self.step_size, str)
             return float(self.step_size)
         correction = self._bias_correction(self.beta1)
-        denominator = correction**2 * squared_norm.item() + self.eps_g
-        # Written so that a denominator that underflows or vanishes gives 0, and NaN passes through to be seen.
-        eta = correction * self._m / denominator if denominator != 0 else 0.0
+        norm = correction**2 * squared_norm.item()
+        # Written so that a direction that vanishes or underflows gives 0, and NaN passes through to be seen.
+        eta = correction * self._m / (norm + self.eps_g) if norm != 0 else 0.0
         if self.min_step is not None and eta > 0:
             eta = max(eta, self.min_step)
-        return eta if eta != float("inf") else 0.0
+        return 0.0 if eta > largest else eta
 
     def _direction(self, mean_delta: Tensor) -> Tensor:
         return mean_delta if self._v is None else self._v

@@ -1,0 +1,177 @@
+"""Which engine runs a module's clients: what is asked for, or what a few real steps show to be fastest."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from lightning_feddua.clients.engine import Client, Engine, GlobalState, LocalWork
+from lightning_feddua.clients.sequential import SequentialEngine
+from lightning_feddua.clients.vectorized import VectorizedEngine
+from lightning_feddua.errors import ClientError, ConfigurationError
+from lightning_feddua.federation import Federation
+from lightning_feddua.sampling import Purpose, seed_generators
+
+# Steps of a trial, and clients that the sequential engine tries them on.
+_TRIAL_STEPS = 2
+_TRIAL_CLIENTS = 2
+# Relative difference of two engines' updates that counts as the same result. In float32 a flipped ReLU alone makes 1 %
+# of a deep network's update; a wrong gradient makes 100 %.
+_TOLERANCE = {torch.float64: 1e-9, torch.float32: 0.05}
+
+
+def make_engine(
+    name: str, federation: Federation, work: LocalWork, clients: list[Client], state: GlobalState
+) -> tuple[Engine, str]:
+    """The engine of a run, and what the header says of it. Every rank gets the same; a collective.
+
+    Args:
+        name: ``"sequential"``, ``"vectorized"`` or ``"auto"``.
+        federation: the module and its clients, with optimizers.
+        work: how much a client does.
+        clients: this rank's part of the first cohort, for a trial.
+        state: the global state that the first round starts from.
+    """
+    if name == "sequential":
+        return SequentialEngine(federation, work), name
+    decision = ("", "")
+    if federation.fabric.is_global_zero:
+        decision = _decide(name, federation, work, clients, state)
+    chosen, note = federation.fabric.broadcast(decision)
+    if chosen == "":
+        raise ConfigurationError(f"The clients cannot be vectorized: {note}.", 'Use `engine="auto"` or "sequential".')
+    engine: Engine = (VectorizedEngine if chosen == "vectorized" else SequentialEngine)(federation, work)
+    return engine, note
+
+
+def _decide(
+    name: str, federation: Federation, work: LocalWork, clients: list[Client], state: GlobalState
+) -> tuple[str, str]:
+    """The engine to use and what to say of it; no engine, and the reason, where what was asked for is not possible."""
+    if name == "auto" and len(clients) < 2:
+        return "sequential", "sequential (too few clients a rank to vectorize)"
+    obstacle = VectorizedEngine.obstacle(federation)
+    speedup = 0.0
+    if obstacle is None and clients:
+        obstacle, speedup = _try(federation, work, clients, state, timed=name == "auto")
+    if name == "vectorized":
+        return ("", obstacle) if obstacle is not None else ("vectorized", "vectorized")
+    if obstacle is not None:
+        return "sequential", f"sequential (not vectorized: {obstacle})"
+    if speedup <= 1:
+        return "sequential", f"sequential (vectorized x{len(clients)}: {speedup:.2f} times its speed)"
+    return "vectorized", f"vectorized x{len(clients)}: {speedup:.1f} times sequential"
+
+
+def _try(
+    federation: Federation, work: LocalWork, clients: list[Client], state: GlobalState, timed: bool
+) -> tuple[str | None, float]:
+    """An obstacle that shows in a trial, and how many times faster the vectorized engine is there."""
+    with preserved_attributes(federation.module) as changed:
+        obstacle, speedup = _compare(federation, work, clients, state, timed)
+    if obstacle is None and (kept := changed()):
+        obstacle = f"its training step keeps tensors in `self.{kept[0]}`"
+    return obstacle, speedup
+
+
+def _compare(
+    federation: Federation, work: LocalWork, clients: list[Client], state: GlobalState, timed: bool
+) -> tuple[str | None, float]:
+    few = clients[:_TRIAL_CLIENTS]
+    trial = replace(work, steps=min(_TRIAL_STEPS, work.batches(len(clients[0].data))), epochs=None)
+    sequential, vectorized = SequentialEngine(federation, trial), VectorizedEngine(federation, trial)
+    try:
+        expected = _deltas(sequential, few, state)
+    except ClientError:
+        # The run itself fails in the same way, and says so with the right client and round.
+        return "its training step failed in a trial", 0.0
+    random = _drew_numbers(few[-1], state, federation.fabric.device)
+    try:
+        found = _deltas(vectorized, few, state)
+        if random and timed:
+            return "it draws random numbers in its steps, and would draw others", 0.0
+        if not random and (difference := _difference(expected, found)) > _TOLERANCE[state.weights.dtype]:
+            return f"its updates differ from the sequential ones by {difference:.1e}", 0.0
+        if not timed:
+            return None, 0.0
+        fast = _seconds(vectorized, clients, state) / len(clients)
+    except ClientError as error:
+        reason = " ".join(str(error.__cause__).split())
+        return reason[:200], 0.0
+    finally:
+        vectorized.release()
+    return None, _seconds(sequential, few, state) / len(few) / fast
+
+
+@contextmanager
+def preserved_attributes(module: nn.Module) -> Iterator[Callable[[], list[str]]]:
+    """Give a module's own attributes back as they were; the value tells which got other tensors in between.
+
+    What a training step keeps under vmap is of no use outside, and would break the next step that reads it.
+    """
+    registries = ("_parameters", "_buffers", "_modules")
+    containers = (list, dict, set)
+    before = {
+        (path, name): (owner, value, copy.copy(value) if isinstance(value, containers) else None)
+        for path, owner in module.named_modules()
+        for name, value in vars(owner).items()
+        if name not in registries
+    }
+    changed: list[str] = []
+    yield lambda: changed
+    for path, owner in module.named_modules():
+        for name, value in list(vars(owner).items()):
+            if name in registries:
+                continue
+            known = before.get((path, name))
+            if known is None:
+                delattr(owner, name)
+            elif known[1] is not value:
+                object.__setattr__(owner, name, known[1])
+            elif known[2] is not None and known[2] != value:
+                value.clear()
+                value.extend(known[2]) if isinstance(value, list) else value.update(known[2])
+            else:
+                continue
+            # torch's own modules, such as an LSTM with its list of weights, mend themselves.
+            own = not type(owner).__module__.startswith("torch.")
+            if own and any(isinstance(leaf, Tensor) for leaf in tree_leaves(value)):
+                changed.append(f"{path}.{name}".lstrip("."))
+
+
+def _drew_numbers(client: Client, state: GlobalState, device: torch.device) -> bool:
+    """Whether the local steps of the client that has just been trained drew random numbers, as dropout does."""
+
+    def generators() -> list[Tensor]:
+        states = [torch.get_rng_state()]
+        return states if device.type == "cpu" else [*states, torch.get_device_module(device.type).get_rng_state()]
+
+    after = generators()
+    seed_generators(state.seed, state.round, client.index, Purpose.LOCAL_STEPS, device)
+    return not all(torch.equal(a, b) for a, b in zip(after, generators(), strict=True))
+
+
+def _deltas(engine: Engine, clients: list[Client], state: GlobalState) -> list[Tensor]:
+    return [update.delta.clone() for update in engine.run(clients, state, lambda moment, client: None)]
+
+
+def _difference(expected: list[Tensor], found: list[Tensor]) -> float:
+    scale = max(delta.norm().item() for delta in expected)
+    return max((a - b).norm().item() for a, b in zip(expected, found, strict=True)) / (scale or 1.0)
+
+
+def _seconds(engine: Engine, clients: list[Client], state: GlobalState) -> float:
+    """The time of one trial, after another that warms up."""
+    for _ in range(2):
+        start = time.perf_counter()
+        last = _deltas(engine, clients, state)
+        # Waits for the device.
+        last[-1].sum().item()
+    return time.perf_counter() - start

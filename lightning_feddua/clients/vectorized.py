@@ -1,0 +1,325 @@
+"""Many clients in one step: loss and gradient are vmapped over stacked parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from lightning import LightningModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+from torch.utils._pytree import tree_leaves, tree_map
+
+from lightning_feddua.clients.engine import Client, ClientUpdate, GlobalState, LocalWork, Notify
+from lightning_feddua.clients.sequential import TRAINING_HOOKS, loss_of, takes_batch_idx
+from lightning_feddua.data.client_data import minibatches, stacked_batch
+from lightning_feddua.errors import ClientError
+from lightning_feddua.federation import Federation
+from lightning_feddua.log_capture import LogCapture
+from lightning_feddua.parameters import flatten_buffers
+from lightning_feddua.sampling import Purpose, generator, seed_generators
+
+# Optimizers that treat each element on its own, so that a stack of clients is to them one larger tensor.
+ELEMENTWISE = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adagrad,
+    torch.optim.RMSprop,
+    torch.optim.Adadelta,
+    torch.optim.Adamax,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+)
+# Bytes that the stacked weights, gradients and optimizer states of one chunk of clients may take.
+MEMORY_BOUND = 1 << 30
+
+
+class VectorizedEngine:
+    """Trains clients together, those whose minibatches have the same shapes in one stack.
+
+    The module's own optimizer runs on the stack of parameters as it would on one client's. Minibatches are those of the
+    sequential engine; what is random inside a step (dropout) is drawn for the whole stack at once.
+
+    Args:
+        federation: the module and its clients.
+        work: how much a client does.
+    """
+
+    name = "vectorized"
+
+    def __init__(self, federation: Federation, work: LocalWork) -> None:
+        self._federation = federation
+        self._work = work
+        self._module = federation.module
+        self._view = federation.view
+        self._optimizer = federation.optimizers.optimizers[0]
+        self._own_parameters = [list(group["params"]) for group in self._optimizer.param_groups]
+        self._step_module = _TrainingStep(self._module)
+        self._capture = LogCapture(federation.fabric.device)
+        self._stack: _Stack | None = None
+        self._unused: set[str] | None = None
+        # Clients that fit into one minibatch: who, their samples, and the state of those when they were stacked.
+        self._whole: tuple[list[int], Any, list[int]] | None = None
+        parameter_bytes = len(federation.parameters) * federation.parameters.vector.element_size()
+        self._chunk = max(1, MEMORY_BOUND // (4 * parameter_bytes))
+
+    @staticmethod
+    def obstacle(federation: Federation) -> str | None:
+        """Why a module cannot be vectorized, as far as can be told without running it; None if nothing is known."""
+        module = federation.module
+        if not module.automatic_optimization:
+            return "it optimizes manually"
+        optimizer = federation.optimizers.optimizers[0]
+        if type(optimizer) not in ELEMENTWISE:
+            return f"its optimizer `{type(optimizer).__name__}` is not known to work element by element"
+        for name in TRAINING_HOOKS:
+            if is_overridden(name, module):
+                return f"it overrides `{name}`"
+        if getattr(federation.fabric.strategy.precision, "scaler", None) is not None:
+            return "gradients are scaled in 16-mixed precision"
+        return None
+
+    def run(self, clients: list[Client], state: GlobalState, notify: Notify) -> Iterator[ClientUpdate]:
+        """Train clients in chunks of equal shapes. `notify` hears of all of a chunk before and after its steps."""
+        for group in self._groups(clients):
+            for start in range(0, len(group), self._chunk):
+                chunk = group[start : start + self._chunk]
+                for client in chunk:
+                    notify("start", client)
+                try:
+                    metrics = self._train(chunk, state)
+                except Exception as exception:
+                    names = f"{chunk[0].name}` to `{chunk[-1].name}" if len(chunk) > 1 else chunk[0].name
+                    raise ClientError(names, state.round, "local training", exception) from exception
+                for client in chunk:
+                    notify("end", client)
+                yield from self._updates(chunk, state, metrics)
+
+    def release(self) -> None:
+        """Give the optimizer the module's own parameters again."""
+        for group, parameters in zip(self._optimizer.param_groups, self._own_parameters, strict=True):
+            group["params"] = parameters
+        self._stack = None
+
+    def _groups(self, clients: list[Client]) -> list[list[Client]]:
+        """Clients with minibatches of the same shapes, step by step."""
+        by_epoch = self._work.steps is None or any(
+            c.interval == "epoch" for c in self._federation.optimizers.schedulers
+        )
+        groups: dict[int, list[Client]] = {}
+        for client in clients:
+            size = len(client.data)
+            groups.setdefault(size if by_epoch else min(size, self._work.batch_size), []).append(client)
+        return list(groups.values())
+
+    def _train(self, chunk: list[Client], state: GlobalState) -> dict[str, Tensor]:
+        """Train one chunk from the global state; the stack then holds the clients' weights."""
+        federation, view, work = self._federation, self._view, self._work
+        if self._unused is None:
+            federation.restore(state.weights)
+            self._unused = self._find_unused(chunk[0])
+        stack = self._prepare_stack(len(chunk))
+        stack.load(state)
+        federation.optimizers.reset(state.lr_factor)
+        seed_generators(state.seed, state.round, chunk[0].index, Purpose.LOCAL_STEPS, federation.fabric.device)
+        sizes = {len(client.data) for client in chunk}
+        view.training = True
+        view.start_client(work, len(chunk[0].data))
+        logged = LogCapture(federation.fabric.device)
+        epoch = -1
+        with self._capture.attached(self._module):
+            for index, (new_epoch, batch) in enumerate(self._batches(chunk, state)):
+                if new_epoch != epoch:
+                    if epoch >= 0:
+                        federation.optimizers.step_schedulers("epoch", epoch + 1)
+                    epoch, first = new_epoch, index
+                    view.current_epoch = epoch if len(sizes) == 1 else None
+                self._step(stack, batch, index - first, logged)
+                federation.optimizers.step_schedulers("step", index - first + 1)
+                view.global_step += 1
+        view.stop_client()
+        return {name: value for name, (value, _) in logged.values().items()}
+
+    def _step(self, stack: _Stack, batch: Any, batch_idx: int, logged: LogCapture) -> None:
+        weights: dict[str, float] = {}
+        capture, unused = self._capture, self._unused or set()
+
+        def loss_and_more(
+            parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any
+        ) -> tuple[Tensor, tuple[dict[str, Tensor], dict[str, Tensor]]]:
+            capture.start()
+            capture.start_batch(batch)
+            # Copies, because a step may write to them and `grad` forbids that for what comes from outside.
+            buffers = {name: buffer.clone() for name, buffer in buffers.items()}
+            loss = functional_call(self._step_module, {**parameters, **buffers}, (batch, batch_idx))
+            values = capture.values()
+            weights.update({name: weight for name, (_, weight) in values.items()})
+            return loss, ({name: value for name, (value, _) in values.items()}, buffers)
+
+        step = vmap(grad_and_value(loss_and_more, has_aux=True), randomness="different")
+        with self._federation.fabric.strategy.precision.forward_context():
+            gradients, (losses, (logs, stack.buffers)) = step(stack.values, stack.buffers, batch)
+        if capture.metrics:
+            raise TypeError(f"the metric `{next(iter(capture.metrics))}` keeps a state of its own")
+        for name, parameter in stack.parameters.items():
+            parameter.grad = None if name in unused else gradients[name]
+        if self._work.gradient_clip_val is not None:
+            stack.clip_gradients(self._work.gradient_clip_val)
+        self._optimizer.step()
+        if "loss" not in logs:
+            logged.accumulate("loss", losses, 1.0)
+        for name, value in logs.items():
+            logged.accumulate(name, value, weights[name], capture.kinds[name])
+
+    def _find_unused(self, client: Client) -> set[str]:
+        """Parameters that a step does not use: they have no gradient, which is not the same as a zero one."""
+        positions = np.arange(min(len(client.data), self._work.batch_size))
+        with self._capture.attached(self._module), self._federation.fabric.strategy.precision.forward_context():
+            batch = self._federation.transfer(client.data.batch(positions))
+            self._capture.start_batch(batch)
+            loss = self._step_module(batch, 0)
+        names, parameters = zip(*self._federation.parameters.named(self._module), strict=True)
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        return {f"module.{name}" for name, gradient in zip(names, gradients, strict=True) if gradient is None}
+
+    def _batches(self, chunk: list[Client], state: GlobalState) -> Iterator[tuple[int, Any]]:
+        """Stacked minibatches, each with the number of the pass that the first client is in."""
+        work = self._work
+        if all(len(client.data) <= work.batch_size for client in chunk) and not self._federation.transfer.has_hooks:
+            for epoch in range(work.batches(len(chunk[0].data))):
+                yield epoch, self._whole_clients(chunk)
+            return
+        streams = [
+            minibatches(
+                len(client.data),
+                work.batch_size,
+                generator(state.seed, state.round, client.index, Purpose.MINIBATCHES),
+                steps=work.steps,
+                epochs=work.epochs,
+            )
+            for client in chunk
+        ]
+        for drawn in zip(*streams, strict=True):
+            yield drawn[0][0], self._stack_batches(chunk, [positions for _, positions in drawn])
+
+    def _whole_clients(self, chunk: list[Client]) -> Any:
+        """All samples of each client, stacked once for as long as the same clients train and no step changes them."""
+        key = [client.index for client in chunk]
+        if self._whole is None or self._whole[0] != key or self._whole[2] != _versions(self._whole[1]):
+            batch = self._stack_batches(chunk, [np.arange(len(client.data)) for client in chunk])
+            self._whole = (key, batch, _versions(batch))
+        return self._whole[1]
+
+    def _stack_batches(self, chunk: list[Client], positions: list[np.ndarray]) -> Any:
+        transfer = self._federation.transfer
+        together = stacked_batch([client.data for client in chunk], positions)
+        if together is not None and not transfer.has_hooks:
+            return transfer(together)
+        batches = [transfer(client.data.batch(p)) for client, p in zip(chunk, positions, strict=True)]
+        return tree_map(lambda *leaves: torch.stack(leaves), *batches)
+
+    def _prepare_stack(self, size: int) -> _Stack:
+        """A stack for this many clients, with the optimizer working on it."""
+        if self._stack is None or self._stack.size != size:
+            self._stack = _Stack(self._federation, size)
+        own = self._stack.by_parameter
+        for group, parameters in zip(self._optimizer.param_groups, self._own_parameters, strict=True):
+            group["params"] = [own[id(parameter)] for parameter in parameters if id(parameter) in own]
+        return self._stack
+
+    def _updates(self, chunk: list[Client], state: GlobalState, metrics: dict[str, Tensor]) -> Iterator[ClientUpdate]:
+        assert self._stack is not None
+        deltas = self._stack.take_deltas(state.weights)
+        floats, integers = self._stack.flat_buffers(state.weights.dtype)
+        for i, client in enumerate(chunk):
+            yield ClientUpdate(
+                client,
+                deltas[i],
+                {name: value[i] for name, value in metrics.items()},
+                None if floats is None else floats[i],
+                None if integers is None else integers[i],
+            )
+
+
+def _versions(batch: Any) -> list[int]:
+    """How often each tensor has been written to."""
+    return [leaf._version for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+
+
+class _TrainingStep(nn.Module):
+    """A module whose forward is another's training step, for `functional_call`."""
+
+    def __init__(self, module: LightningModule) -> None:
+        super().__init__()
+        self.module = module
+        self._takes_batch_idx = takes_batch_idx(module)
+
+    def forward(self, batch: Any, batch_idx: int) -> Tensor:
+        output = self.module.training_step(*((batch, batch_idx) if self._takes_batch_idx else (batch,)))
+        loss = loss_of(output)
+        if loss is None:
+            raise TypeError("`training_step` returned None, and a stack of clients cannot skip a step one by one")
+        return loss
+
+
+class _Stack:
+    """The parameters and buffers of several clients, stacked along a first axis.
+
+    Args:
+        federation: the module whose parameters are stacked.
+        size: the number of clients.
+    """
+
+    def __init__(self, federation: Federation, size: int) -> None:
+        vector = federation.parameters.vector
+        self.size = size
+        self._federation = federation
+        self._matrix = vector.new_empty(size, vector.numel())
+        # The same memory for autograd, by name, and as the parameters that the optimizer moves.
+        self.values: dict[str, Tensor] = {}
+        self.parameters: dict[str, nn.Parameter] = {}
+        self.by_parameter: dict[int, nn.Parameter] = {}
+        views = federation.parameters.stacked_views(self._matrix)
+        for (name, parameter), view in zip(federation.parameters.named(federation.module), views, strict=True):
+            self.values[f"module.{name}"] = view
+            self.parameters[f"module.{name}"] = self.by_parameter[id(parameter)] = nn.Parameter(view)
+        self.buffers: dict[str, Tensor] = {}
+
+    def load(self, state: GlobalState) -> None:
+        """All clients at the global state."""
+        self._matrix.copy_(state.weights)
+        self._federation.buffers.restore()
+        self.buffers = {
+            f"module.{name}": buffer.detach().expand(self.size, *buffer.shape).clone()
+            for name, buffer in self._federation.module.named_buffers()
+        }
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+    def clip_gradients(self, max_norm: float) -> None:
+        """Clip each client's gradient at a global norm, as `clip_grad_norm_` does for one."""
+        gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
+        squares = [gradient.flatten(1).square().sum(dim=1) for gradient in gradients]
+        norms = torch.stack(squares).sum(dim=0).sqrt()
+        factors = (max_norm / (norms + 1e-6)).clamp(max=1.0)
+        for gradient in gradients:
+            gradient.mul_(factors.view(-1, *[1] * (gradient.dim() - 1)))
+
+    def take_deltas(self, weights: Tensor) -> Tensor:
+        """The clients' updates, a row each, written over the stack where dtypes agree."""
+        if self._matrix.dtype == weights.dtype:
+            return self._matrix.sub_(weights)
+        return self._matrix.to(weights.dtype).sub_(weights.to(self._matrix.dtype))
+
+    def flat_buffers(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
+        """The clients' float and integer buffers, a row each."""
+        buffers = self._federation.buffers
+
+        def flat(names: list[str], dtype: torch.dtype) -> Tensor | None:
+            return flatten_buffers([self.buffers[f"module.{name}"] for name in names], dtype, leading=1)
+
+        return flat(buffers.float_names, dtype), flat(buffers.integer_names, torch.int64)
