@@ -1,12 +1,17 @@
 """The one Fabric of a loop, launched plainly, by Fabric itself or by torchrun."""
 
 import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
+from lightning import LightningModule
 from lightning.fabric import Fabric
 from lightning.fabric.plugins.environments import TorchElasticEnvironment
 from lightning.fabric.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lightning_feddua.errors import ConfigurationError
 
@@ -46,6 +51,35 @@ def leave_process_group() -> None:
     """Close the connections to other ranks at the end of the process; gloo may abort where they are left open."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+
+
+def run_in_processes(
+    fabric: Fabric, function: Callable[[], Any], model: LightningModule, results: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:
+    """Run a function in forked ranks, and bring the model of rank 0 and its results home by a file.
+
+    Args:
+        fabric: a Fabric that forks its ranks.
+        function: what each rank does.
+        model: a model that it changes.
+        results: what rank 0 has to say besides; the function's own result is added as ``returned``.
+    """
+    if is_overridden("configure_model", model):
+        model.configure_model()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "results.pt"
+
+        def run(fabric: Fabric) -> None:
+            returned = function()
+            if fabric.is_global_zero:
+                torch.save({**results(), "returned": returned, "model": model.state_dict()}, path)
+
+        fabric.launch(run)
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    # As in a run without other processes, the model has the run's precision afterwards.
+    fabric.strategy.precision.convert_module(model)
+    model.load_state_dict(loaded.pop("model"))
+    return loaded
 
 
 def _match_torchrun(devices: Any, num_nodes: int) -> tuple[Any, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -12,10 +11,8 @@ from typing import Any, Literal
 
 import torch
 from lightning import LightningModule
-from lightning.fabric import Fabric
 from lightning.fabric.loggers import Logger
 from lightning.fabric.strategies.launchers import _MultiProcessingLauncher
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import Dataset
 
 from lightning_feddua.callbacks import CSVLog, FederatedCallback, ProgressBar
@@ -23,14 +20,21 @@ from lightning_feddua.clients.engine import Client, GlobalState, LocalWork
 from lightning_feddua.clients.local_training import LocalTraining
 from lightning_feddua.clients.selection import make_engine
 from lightning_feddua.data.module import FederatedDataModule
-from lightning_feddua.errors import ConfigurationError, choices
 from lightning_feddua.evaluation import Stage
 from lightning_feddua.federation import Federation
-from lightning_feddua.launching import leave_process_group, make_fabric
+from lightning_feddua.launching import leave_process_group, make_fabric, run_in_processes
 from lightning_feddua.reduction import Reduction
 from lightning_feddua.run_dir import new_run_dir
 from lightning_feddua.sampling import deal, sample_cohort
 from lightning_feddua.servers import FedDuAdagrad, FedDuAServer
+from lightning_feddua.settings import (
+    as_datamodule,
+    check_choice,
+    check_instance,
+    check_positive,
+    check_settings,
+    cohort_size,
+)
 
 ENGINES = ("auto", "sequential", "vectorized")
 CLIENT_WEIGHTS = ("uniform", "samples")
@@ -105,13 +109,13 @@ class FederatedLoop:
         loggers: Logger | list[Logger] | None = None,
         enable_progress_bar: bool = True,
     ) -> None:
-        _check_settings(max_rounds, clients_per_round, local_steps, local_epochs, validate_every, seed)
-        _check_positive("gradient_clip_val", gradient_clip_val)
-        _check_positive("local_lr_decay", local_lr_decay)
-        _check_instance("server", server, FedDuAServer)
-        _check_instance("client", client, LocalTraining)
-        _check_choice("engine", engine, ENGINES)
-        _check_choice("client_weights", client_weights, CLIENT_WEIGHTS)
+        check_settings(max_rounds, clients_per_round, local_steps, local_epochs, validate_every, seed)
+        check_positive("gradient_clip_val", gradient_clip_val)
+        check_positive("local_lr_decay", local_lr_decay)
+        check_instance("server", server, FedDuAServer)
+        check_instance("client", client, LocalTraining)
+        check_choice("engine", engine, ENGINES)
+        check_choice("client_weights", client_weights, CLIENT_WEIGHTS)
         self.server = server if server is not None else FedDuAdagrad()
         self.client = client if client is not None else LocalTraining()
         self.max_rounds = max_rounds
@@ -152,7 +156,7 @@ class FederatedLoop:
             model: any LightningModule.
             datamodule: the clients; a mapping of datasets by client name will do.
         """
-        self._launch(self._fit, model, _as_datamodule(datamodule))
+        self._launch(self._fit, model, as_datamodule(datamodule))
 
     def validate(
         self, model: LightningModule, datamodule: FederatedDataModule, per_client: bool = False
@@ -166,11 +170,11 @@ class FederatedLoop:
                 mean of the worst tenth over clients, as ``name/mean``, ``name/std`` and ``name/worst_decile``.
         """
         stage: Stage | Literal["clients"] = "clients" if per_client else "validation"
-        return self._launch(self._evaluate, model, _as_datamodule(datamodule), stage)
+        return self._launch(self._evaluate, model, as_datamodule(datamodule), stage)
 
     def test(self, model: LightningModule, datamodule: FederatedDataModule) -> dict[str, float]:
         """Metrics of the model's ``test_step`` on the data module's test data."""
-        return self._launch(self._evaluate, model, _as_datamodule(datamodule), "test")
+        return self._launch(self._evaluate, model, as_datamodule(datamodule), "test")
 
     def _fit(self, model: LightningModule, datamodule: FederatedDataModule) -> None:
         with Federation(self.fabric, model, datamodule, "fit", self.seed) as federation:
@@ -194,7 +198,7 @@ class FederatedLoop:
 
     def _set_up(self) -> None:
         federation = self._federation
-        self.cohort_size = _cohort_size(self.clients_per_round, len(federation.client_ids))
+        self.cohort_size = cohort_size(self.clients_per_round, len(federation.client_ids))
         work = LocalWork(self.local_steps, self.local_epochs, federation.datamodule.batch_size, self.gradient_clip_val)
         self._work = work
         federation.view.max_rounds = self.max_rounds
@@ -304,9 +308,12 @@ class FederatedLoop:
 
     def _launch(self, function: Callable[..., Any], model: LightningModule, *arguments: Any) -> Any:
         """Run a function on all ranks, started in whatever way the strategy starts them."""
-        _check_instance("model", model, LightningModule)
+        check_instance("model", model, LightningModule)
         if isinstance(self.fabric.strategy.launcher, _MultiProcessingLauncher):
-            return self._launch_processes(function, model, *arguments)
+            results = run_in_processes(self.fabric, lambda: function(model, *arguments), model, self._results)
+            self.server.load_state_dict(results["server"])
+            self.history, self.run_dir = results["history"], Path(results["run_dir"])
+            return results["returned"]
         if not self._launched:
             self.fabric.launch()
             self._launched = True
@@ -316,27 +323,9 @@ class FederatedLoop:
         self.fabric.barrier()
         return result
 
-    def _launch_processes(self, function: Callable[..., Any], model: LightningModule, *arguments: Any) -> Any:
-        """Fork the ranks for this call, and bring rank 0's results home by a file."""
-        if is_overridden("configure_model", model):
-            model.configure_model()
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "results.pt"
-
-            def run(fabric: Fabric) -> None:
-                result = function(model, *arguments)
-                if fabric.is_global_zero:
-                    state = {"model": model.state_dict(), "server": self.server.state_dict()}
-                    torch.save({**state, "history": self.history, "run_dir": str(self.run_dir), "result": result}, path)
-
-            self.fabric.launch(run)
-            results = torch.load(path, map_location="cpu", weights_only=True)
-        # As in a run without other processes, the model has the run's precision afterwards.
-        self.fabric.strategy.precision.convert_module(model)
-        model.load_state_dict(results["model"])
-        self.server.load_state_dict(results["server"])
-        self.history, self.run_dir = results["history"], Path(results["run_dir"])
-        return results["result"]
+    def _results(self) -> dict[str, Any]:
+        """What a loop knows after a call, besides the model."""
+        return {"server": self.server.state_dict(), "history": self.history, "run_dir": str(self.run_dir)}
 
     @property
     def module(self) -> LightningModule:
@@ -352,78 +341,3 @@ class FederatedLoop:
     def client_ids(self) -> Sequence[str]:
         """The clients' names, in the order that cohorts refer to."""
         return self._federation.client_ids
-
-
-def _as_datamodule(datamodule: Any) -> FederatedDataModule:
-    if isinstance(datamodule, Mapping):
-        return FederatedDataModule(datamodule)
-    if not isinstance(datamodule, FederatedDataModule):
-        raise ConfigurationError(
-            f"The data is a `{type(datamodule).__name__}`, which has no clients.",
-            "Give a `FederatedDataModule`, or a mapping of datasets by client name.",
-        )
-    return datamodule
-
-
-def _cohort_size(clients_per_round: int | float | None, population: int) -> int:
-    if clients_per_round is None:
-        return population
-    if isinstance(clients_per_round, float):
-        return max(1, round(clients_per_round * population))
-    if clients_per_round > population:
-        raise ConfigurationError(
-            f"`clients_per_round={clients_per_round}` is more than the {population} clients there are.",
-            "Choose fewer, or None for all.",
-        )
-    return clients_per_round
-
-
-def _check_settings(
-    max_rounds: int,
-    clients_per_round: int | float | None,
-    local_steps: int | None,
-    local_epochs: int | None,
-    validate_every: int,
-    seed: int,
-) -> None:
-    if (local_steps is None) == (local_epochs is None):
-        given = (
-            "neither" if local_steps is None else f"both `local_steps={local_steps}` and `local_epochs={local_epochs}`"
-        )
-        raise ConfigurationError(
-            f"The amount of local training is unclear: {given} of `local_steps` and `local_epochs` given.",
-            "Give exactly one of the two.",
-        )
-    for name, value, least in (
-        ("max_rounds", max_rounds, 0),
-        ("local_steps", local_steps, 1),
-        ("local_epochs", local_epochs, 1),
-        ("validate_every", validate_every, 0),
-        ("seed", seed, 0),
-    ):
-        if value is not None and value < least:
-            raise ConfigurationError(f"`{name}={value}` is less than {least}.", f"Give a whole number from {least} up.")
-    if isinstance(clients_per_round, float) and not 0 < clients_per_round <= 1:
-        raise ConfigurationError(
-            f"`clients_per_round={clients_per_round}` is not a fraction of the clients.",
-            "Give a float in (0, 1], a whole number of clients, or None for all.",
-        )
-    if clients_per_round is not None and clients_per_round < 1 and not isinstance(clients_per_round, float):
-        raise ConfigurationError(
-            f"`clients_per_round={clients_per_round}` is less than 1.", "Choose at least one client."
-        )
-
-
-def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ConfigurationError(f"There is no {name} `{value}`.", f"Choose one of {choices(allowed)}.")
-
-
-def _check_positive(name: str, value: float | None) -> None:
-    if value is not None and not value > 0:
-        raise ConfigurationError(f"`{name}={value}` is not positive.", "Give a positive number.")
-
-
-def _check_instance(name: str, value: Any, kind: type) -> None:
-    if value is not None and not isinstance(value, kind):
-        raise ConfigurationError(f"The {name} is `{value!r:.100}`.", f"Give an instance of `{kind.__name__}`.")

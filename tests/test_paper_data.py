@@ -85,7 +85,9 @@ def test_femnist_is_split_within_writers(femnist):
         assert len(data.clients[name]) == sizes[name][0]
         assert len(data.val_clients[name]) == sizes[name][1]
     assert len(data.val_dataset) == sum(sizes[name][1] for name in data.client_ids)
-    with pytest.raises(ConfigurationError, match=r"`num_clients=100` is more than the 3 clients with enough samples"):
+    with pytest.raises(
+        ConfigurationError, match=r"`num_clients=100` is not possible with 3 clients of 12 samples or more"
+    ):
         Femnist(femnist, min_samples=12).setup("fit")
 
 

@@ -15,11 +15,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from lightning_feddua.clients.engine import Client, ClientUpdate, GlobalState, LocalWork, Notify
 from lightning_feddua.clients.sequential import TRAINING_HOOKS, loss_of, takes_batch_idx
+from lightning_feddua.clients.stack import ClientStack
 from lightning_feddua.data.client_data import minibatches, stacked_batch
 from lightning_feddua.errors import ClientError
 from lightning_feddua.federation import Federation
 from lightning_feddua.log_capture import LogCapture
-from lightning_feddua.parameters import flatten_buffers
 from lightning_feddua.sampling import Purpose, generator, seed_generators
 
 # Optimizers that treat each element on its own, so that a stack of clients is to them one larger tensor.
@@ -60,7 +60,7 @@ class VectorizedEngine:
         self._own_parameters = [list(group["params"]) for group in self._optimizer.param_groups]
         self._step_module = _TrainingStep(self._module)
         self._capture = LogCapture(federation.fabric.device)
-        self._stack: _Stack | None = None
+        self._stack: ClientStack | None = None
         self._unused: set[str] | None = None
         # Clients that fit into one minibatch: who, their samples, and the state of those when they were stacked.
         self._whole: tuple[list[int], Any, list[int]] | None = None
@@ -144,7 +144,7 @@ class VectorizedEngine:
         view.stop_client()
         return {name: value for name, (value, _) in logged.values().items()}
 
-    def _step(self, stack: _Stack, batch: Any, batch_idx: int, logged: LogCapture) -> None:
+    def _step(self, stack: ClientStack, batch: Any, batch_idx: int, logged: LogCapture) -> None:
         weights: dict[str, float] = {}
         capture, unused = self._capture, self._unused or set()
 
@@ -222,10 +222,10 @@ class VectorizedEngine:
         batches = [transfer(client.data.batch(p)) for client, p in zip(chunk, positions, strict=True)]
         return tree_map(lambda *leaves: torch.stack(leaves), *batches)
 
-    def _prepare_stack(self, size: int) -> _Stack:
+    def _prepare_stack(self, size: int) -> ClientStack:
         """A stack for this many clients, with the optimizer working on it."""
         if self._stack is None or self._stack.size != size:
-            self._stack = _Stack(self._federation, size)
+            self._stack = ClientStack(self._federation, size)
         own = self._stack.by_parameter
         for group, parameters in zip(self._optimizer.param_groups, self._own_parameters, strict=True):
             group["params"] = [own[id(parameter)] for parameter in parameters if id(parameter) in own]
@@ -264,62 +264,3 @@ class _TrainingStep(nn.Module):
         if loss is None:
             raise TypeError("`training_step` returned None, and a stack of clients cannot skip a step one by one")
         return loss
-
-
-class _Stack:
-    """The parameters and buffers of several clients, stacked along a first axis.
-
-    Args:
-        federation: the module whose parameters are stacked.
-        size: the number of clients.
-    """
-
-    def __init__(self, federation: Federation, size: int) -> None:
-        vector = federation.parameters.vector
-        self.size = size
-        self._federation = federation
-        self._matrix = vector.new_empty(size, vector.numel())
-        # The same memory for autograd, by name, and as the parameters that the optimizer moves.
-        self.values: dict[str, Tensor] = {}
-        self.parameters: dict[str, nn.Parameter] = {}
-        self.by_parameter: dict[int, nn.Parameter] = {}
-        views = federation.parameters.stacked_views(self._matrix)
-        for (name, parameter), view in zip(federation.parameters.named(federation.module), views, strict=True):
-            self.values[f"module.{name}"] = view
-            self.parameters[f"module.{name}"] = self.by_parameter[id(parameter)] = nn.Parameter(view)
-        self.buffers: dict[str, Tensor] = {}
-
-    def load(self, state: GlobalState) -> None:
-        """All clients at the global state."""
-        self._matrix.copy_(state.weights)
-        self._federation.buffers.restore()
-        self.buffers = {
-            f"module.{name}": buffer.detach().expand(self.size, *buffer.shape).clone()
-            for name, buffer in self._federation.module.named_buffers()
-        }
-        for parameter in self.parameters.values():
-            parameter.grad = None
-
-    def clip_gradients(self, max_norm: float) -> None:
-        """Clip each client's gradient at a global norm, as `clip_grad_norm_` does for one."""
-        gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
-        squares = [gradient.flatten(1).square().sum(dim=1) for gradient in gradients]
-        norms = torch.stack(squares).sum(dim=0).sqrt()
-        factors = (max_norm / (norms + 1e-6)).clamp(max=1.0)
-        for gradient in gradients:
-            gradient.mul_(factors.view(-1, *[1] * (gradient.dim() - 1)))
-
-    def take_deltas(self, weights: Tensor) -> Tensor:
-        """The clients' updates, a row each, written over the stack where dtypes agree."""
-        if self._matrix.dtype == weights.dtype:
-            return self._matrix.sub_(weights)
-        return self._matrix.to(weights.dtype).sub_(weights.to(self._matrix.dtype))
-
-    def flat_buffers(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
-        """The clients' float and integer buffers, a row each."""
-        buffers = self._federation.buffers
-
-        def flat(names: list[str], dtype: torch.dtype) -> Tensor | None:
-            return flatten_buffers([self.buffers[f"module.{name}"] for name in names], dtype, leading=1)
-
-        return flat(buffers.float_names, dtype), flat(buffers.integer_names, torch.int64)

@@ -1,6 +1,7 @@
 from lightning_feddua.data.cifar import Cifar
 from lightning_feddua.data.femnist import Femnist
-from lightning_feddua.data.module import FederatedDataModule, HuggingFaceDataModule
+from lightning_feddua.data.huggingface import HuggingFaceDataModule
+from lightning_feddua.data.module import FederatedDataModule
 from lightning_feddua.data.partition import Partition
 from lightning_feddua.data.partitioners import (
     DirichletPartitioner,

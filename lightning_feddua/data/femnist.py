@@ -5,12 +5,11 @@ import torch
 from torch.utils.data import TensorDataset
 
 from lightning_feddua.data.hub import arrow_column, image_column, integer_column, load_split
-from lightning_feddua.data.module import FederatedDataModule
-from lightning_feddua.data.natural import choose_clients
+from lightning_feddua.data.natural import NaturalDataModule
 from lightning_feddua.data.partition import Partition
 
 
-class Femnist(FederatedDataModule):
+class Femnist(NaturalDataModule):
     """Writers with enough samples, each split 90/10 at random; the test parts are pooled for validation.
 
     Pixels are in [0, 1], 62 classes.
@@ -37,12 +36,7 @@ class Femnist(FederatedDataModule):
         eval_batch_size: int = 500,
         seed: int = 0,
     ) -> None:
-        super().__init__({}, batch_size=batch_size, eval_batch_size=eval_batch_size)
-        self.path = path
-        self.num_clients = num_clients
-        self.min_samples = min_samples
-        self.train_fraction = train_fraction
-        self.seed = seed
+        super().__init__(path, num_clients, min_samples, train_fraction, batch_size, eval_batch_size, seed)
 
     def setup(self, stage: str) -> None:
         """Load and split, once."""
@@ -52,7 +46,7 @@ class Femnist(FederatedDataModule):
         labels = integer_column(dataset, "character")
         writers = Partition.from_values(dataset, arrow_column(dataset, "writer_id"), self.min_samples)
         rng = np.random.default_rng(self.seed)
-        chosen = choose_clients(rng, writers, self.num_clients)
+        chosen = self.choose_clients(rng, writers)
         rows = [rng.permutation(writers.rows(i)) for i in chosen]
         cuts = [int(self.train_fraction * len(r)) for r in rows]
         train = [r[:cut] for r, cut in zip(rows, cuts, strict=True)]

@@ -5,8 +5,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from lightning_feddua.data.hub import arrow_column, load_split
-from lightning_feddua.data.module import FederatedDataModule
-from lightning_feddua.data.natural import choose_clients
+from lightning_feddua.data.natural import NaturalDataModule
 from lightning_feddua.data.partition import Partition
 from lightning_feddua.errors import ConfigurationError
 
@@ -14,7 +13,7 @@ SYMBOLS = " !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnop
 WINDOW = 80
 
 
-class Shakespeare(FederatedDataModule):
+class Shakespeare(NaturalDataModule):
     """Windows of 80 characters and the character that follows, of 79 symbols; roles split in order of speech.
 
     The first part of a role is trained on; then as many windows are left out as overlap with it; the rest of all roles
@@ -44,13 +43,8 @@ class Shakespeare(FederatedDataModule):
         eval_batch_size: int = 500,
         seed: int = 0,
     ) -> None:
-        super().__init__({}, batch_size=batch_size, eval_batch_size=eval_batch_size)
-        self.path = path
-        self.num_clients = num_clients
-        self.min_samples = min_samples
-        self.train_fraction = train_fraction
+        super().__init__(path, num_clients, min_samples, train_fraction, batch_size, eval_batch_size, seed)
         self.max_eval_samples = max_eval_samples
-        self.seed = seed
 
     def setup(self, stage: str) -> None:
         """Load, encode and split, once."""
@@ -59,7 +53,7 @@ class Shakespeare(FederatedDataModule):
         dataset = load_split(self.path)
         roles = Partition.from_values(dataset, arrow_column(dataset, "character_id"), self.min_samples)
         rng = np.random.default_rng(self.seed)
-        chosen = choose_clients(rng, roles, self.num_clients)
+        chosen = self.choose_clients(rng, roles)
         x, y = arrow_column(dataset, "x"), arrow_column(dataset, "y")
         train, test = [], []
         for i in chosen:

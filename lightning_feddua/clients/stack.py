@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from lightning_feddua.clients.engine import GlobalState
+from lightning_feddua.federation import Federation
+from lightning_feddua.parameters import flatten_buffers
+
+
+class ClientStack:
+    """The parameters and buffers of several clients, stacked along a first axis.
+
+    Args:
+        federation: the module whose parameters are stacked.
+        size: the number of clients.
+    """
+
+    def __init__(self, federation: Federation, size: int) -> None:
+        vector = federation.parameters.vector
+        self.size = size
+        self._federation = federation
+        self._matrix = vector.new_empty(size, vector.numel())
+        # The same memory for autograd, by name, and as the parameters that the optimizer moves.
+        self.values: dict[str, Tensor] = {}
+        self.parameters: dict[str, nn.Parameter] = {}
+        self.by_parameter: dict[int, nn.Parameter] = {}
+        views = federation.parameters.stacked_views(self._matrix)
+        for (name, parameter), view in zip(federation.parameters.named(federation.module), views, strict=True):
+            self.values[f"module.{name}"] = view
+            self.parameters[f"module.{name}"] = self.by_parameter[id(parameter)] = nn.Parameter(view)
+        self.buffers: dict[str, Tensor] = {}
+
+    def load(self, state: GlobalState) -> None:
+        """All clients at the global state."""
+        self._matrix.copy_(state.weights)
+        self._federation.buffers.restore()
+        self.buffers = {
+            f"module.{name}": buffer.detach().expand(self.size, *buffer.shape).clone()
+            for name, buffer in self._federation.module.named_buffers()
+        }
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+    def clip_gradients(self, max_norm: float) -> None:
+        """Clip each client's gradient at a global norm, as `clip_grad_norm_` does for one."""
+        gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
+        squares = [gradient.flatten(1).square().sum(dim=1) for gradient in gradients]
+        norms = torch.stack(squares).sum(dim=0).sqrt()
+        factors = (max_norm / (norms + 1e-6)).clamp(max=1.0)
+        for gradient in gradients:
+            gradient.mul_(factors.view(-1, *[1] * (gradient.dim() - 1)))
+
+    def take_deltas(self, weights: Tensor) -> Tensor:
+        """The clients' updates, a row each, written over the stack where dtypes agree."""
+        if self._matrix.dtype == weights.dtype:
+            return self._matrix.sub_(weights)
+        return self._matrix.to(weights.dtype).sub_(weights.to(self._matrix.dtype))
+
+    def flat_buffers(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
+        """The clients' float and integer buffers, a row each."""
+        buffers = self._federation.buffers
+
+        def flat(names: list[str], dtype: torch.dtype) -> Tensor | None:
+            return flatten_buffers([self.buffers[f"module.{name}"] for name in names], dtype, leading=1)
+
+        return flat(buffers.float_names, dtype), flat(buffers.integer_names, torch.int64)
