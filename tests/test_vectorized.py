@@ -97,6 +97,36 @@ def test_same_weights_buffers_and_metrics_in_float64(case, clients, tmp_path):
     assert_same(*results, tolerance=1e-10)
 
 
+class Unused(Classifier):
+    """A layer that no step uses, under weight decay: it must stay where it is."""
+
+    def __init__(self):
+        super().__init__(dropout=0.0)
+        self.unused = nn.Linear(3, 3)
+
+    def configure_optimizers(self):
+        return SGD(self.parameters(), 0.1, weight_decay=0.1)
+
+
+class UnusedBesideLSTM(Unused):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(4, 4, batch_first=True)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return super().training_step([self.lstm(x[:, None])[0][:, 0], y], batch_idx)
+
+
+@pytest.mark.parametrize("make", [Unused, UnusedBesideLSTM])
+def test_parameters_without_gradient_are_left_alone(make, tmp_path):
+    results = [fit(engine, make, shared(), tmp_path, precision="64-true") for engine in ("sequential", "vectorized")]
+    assert results[1][1].engine_note == "vectorized"
+    assert_same(*results, tolerance=1e-10)
+    torch.manual_seed(0)
+    assert torch.equal(results[1][0].unused.weight, make().double().unused.weight)
+
+
 def images(count, classes):
     generator = torch.Generator().manual_seed(0)
     return TensorDataset(torch.randn(count, 3, 32, 32, generator=generator), torch.arange(count) % classes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,7 @@ class VectorizedEngine:
         self._step_module = _TrainingStep(self._module)
         self._capture = LogCapture(federation.fabric.device)
         self._stack: ClientStack | None = None
+        self._forward_can_be_vmapped = True
         self._unused: set[str] | None = None
         # Clients that fit into one minibatch: who, their samples, and the state of those when they were stacked.
         self._whole: tuple[list[int], Any, list[int]] | None = None
@@ -119,9 +120,6 @@ class VectorizedEngine:
     def _train(self, chunk: list[Client], state: GlobalState) -> dict[str, Tensor]:
         """Train one chunk from the global state; the stack then holds the clients' weights."""
         federation, view, work = self._federation, self._view, self._work
-        if self._unused is None:
-            federation.restore(state.weights)
-            self._unused = self._find_unused(chunk[0])
         stack = self._prepare_stack(len(chunk))
         stack.load(state)
         federation.optimizers.reset(state.lr_factor)
@@ -146,27 +144,25 @@ class VectorizedEngine:
 
     def _step(self, stack: ClientStack, batch: Any, batch_idx: int, logged: LogCapture) -> None:
         weights: dict[str, float] = {}
-        capture, unused = self._capture, self._unused or set()
+        capture = self._capture
 
         def loss_and_more(
             parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any
         ) -> tuple[Tensor, tuple[dict[str, Tensor], dict[str, Tensor]]]:
             capture.start()
             capture.start_batch(batch)
-            # Copies, because a step may write to them and `grad` forbids that for what comes from outside.
+            # Copies, because a step may write to them and `torch.func.grad` forbids that for what comes from outside.
             buffers = {name: buffer.clone() for name, buffer in buffers.items()}
             loss = functional_call(self._step_module, {**parameters, **buffers}, (batch, batch_idx))
             values = capture.values()
             weights.update({name: weight for name, (_, weight) in values.items()})
             return loss, ({name: value for name, (value, _) in values.items()}, buffers)
 
-        step = vmap(grad_and_value(loss_and_more, has_aux=True), randomness="different")
-        with self._federation.fabric.strategy.precision.forward_context():
-            gradients, (losses, (logs, stack.buffers)) = step(stack.values, stack.buffers, batch)
+        gradients, losses, logs, stack.buffers = self._differentiate(loss_and_more, stack, batch)
         if capture.metrics:
             raise TypeError(f"the metric `{next(iter(capture.metrics))}` keeps a state of its own")
         for name, parameter in stack.parameters.items():
-            parameter.grad = None if name in unused else gradients[name]
+            parameter.grad = gradients[name]
         if self._work.gradient_clip_val is not None:
             stack.clip_gradients(self._work.gradient_clip_val)
         self._optimizer.step()
@@ -175,13 +171,42 @@ class VectorizedEngine:
         for name, value in logs.items():
             logged.accumulate(name, value, weights[name], capture.kinds[name])
 
-    def _find_unused(self, client: Client) -> set[str]:
+    def _differentiate(
+        self, function: Callable[..., Any], stack: ClientStack, batch: Any
+    ) -> tuple[dict[str, Tensor | None], Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        """Gradients (None for parameters that the step does not use), losses, logs and buffers of all clients.
+
+        The gradient of the sum of the clients' losses is the stack of their gradients, and one backward pass after a
+        vmapped forward pass is the fastest way to it. Fused kernels such as an LSTM's can be vmapped only together with
+        their gradient.
+        """
+        context = self._federation.fabric.strategy.precision.forward_context
+        if self._forward_can_be_vmapped:
+            try:
+                with context():
+                    step = vmap(function, randomness="different")
+                    losses, (logs, buffers) = step(stack.parameters, stack.buffers, batch)
+                names, parameters = list(stack.parameters), list(stack.parameters.values())
+                found = torch.autograd.grad(losses.sum(), parameters, allow_unused=True)
+                buffers = {name: buffer.detach() for name, buffer in buffers.items()}
+                return dict(zip(names, found, strict=True)), losses.detach(), logs, buffers
+            except RuntimeError as error:
+                if "Batching rule not implemented" not in str(error):
+                    raise
+                self._forward_can_be_vmapped = False
+        if self._unused is None:
+            self._unused = self._find_unused(batch)
+        with context():
+            step = vmap(grad_and_value(function, has_aux=True), randomness="different")
+            gradients, (losses, (logs, buffers)) = step(stack.values, stack.buffers, batch)
+        return {n: None if n in self._unused else g for n, g in gradients.items()}, losses, logs, buffers
+
+    def _find_unused(self, batch: Any) -> set[str]:
         """Parameters that a step does not use: they have no gradient, which is not the same as a zero one."""
-        positions = np.arange(min(len(client.data), self._work.batch_size))
-        with self._capture.attached(self._module), self._federation.fabric.strategy.precision.forward_context():
-            batch = self._federation.transfer(client.data.batch(positions))
-            self._capture.start_batch(batch)
-            loss = self._step_module(batch, 0)
+        first = tree_map(lambda leaf: leaf[0] if isinstance(leaf, Tensor) else leaf, batch)
+        self._federation.buffers.restore()
+        with self._federation.fabric.strategy.precision.forward_context():
+            loss = self._step_module(first, 0)
         names, parameters = zip(*self._federation.parameters.named(self._module), strict=True)
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         return {f"module.{name}" for name, gradient in zip(names, gradients, strict=True) if gradient is None}
