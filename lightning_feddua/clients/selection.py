@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -93,10 +94,10 @@ def _compare(
         # The run itself fails in the same way, and says so with the right client and round.
         return "its training step failed in a trial", 0.0
     random = _drew_numbers(few[-1], state, federation.fabric.device)
+    if random and timed:
+        return "it draws random numbers in its steps, and would draw others", 0.0
     try:
         found = _deltas(vectorized, few, state)
-        if random and timed:
-            return "it draws random numbers in its steps, and would draw others", 0.0
         if not random and (difference := _difference(expected, found)) > _TOLERANCE[state.weights.dtype]:
             return f"its updates differ from the sequential ones by {difference:.1e}", 0.0
         if not timed:
@@ -104,7 +105,7 @@ def _compare(
         fast = _seconds(vectorized, clients, state) / len(clients)
     except ClientError as error:
         reason = " ".join(str(error.__cause__).split())
-        return reason[:200], 0.0
+        return reason[:200].rstrip("."), 0.0
     finally:
         vectorized.release()
     return None, _seconds(sequential, few, state) / len(few) / fast
@@ -135,7 +136,7 @@ def preserved_attributes(module: nn.Module) -> Iterator[Callable[[], list[str]]]
                 delattr(owner, name)
             elif known[1] is not value:
                 object.__setattr__(owner, name, known[1])
-            elif known[2] is not None and known[2] != value:
+            elif known[2] is not None and not _same_items(known[2], value):
                 value.clear()
                 value.extend(known[2]) if isinstance(value, list) else value.update(known[2])
             else:
@@ -144,6 +145,15 @@ def preserved_attributes(module: nn.Module) -> Iterator[Callable[[], list[str]]]
             own = not type(owner).__module__.startswith("torch.")
             if own and any(isinstance(leaf, Tensor) for leaf in tree_leaves(value)):
                 changed.append(f"{path}.{name}".lstrip("."))
+
+
+def _same_items(first: list[Any] | dict[Any, Any] | set[Any], second: Any) -> bool:
+    """Whether two containers hold the same objects; tensors cannot be compared with ``==``."""
+    if isinstance(first, set) or len(first) != len(second):
+        return first == second
+    if isinstance(first, dict):
+        return all(key in second and second[key] is value for key, value in first.items())
+    return all(a is b for a, b in zip(first, second, strict=True))
 
 
 def _drew_numbers(client: Client, state: GlobalState, device: torch.device) -> bool:
