@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import sys
 from argparse import ArgumentError
@@ -55,6 +56,9 @@ class SaveRecipe(FederatedCallback):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command. Returns 0, or 2 for bad input, or 130 when interrupted; other errors are raised."""
+    # As with `python -m`: a recipe may name modules in the current folder.
+    if "" not in sys.path:
+        sys.path.insert(0, "")
     try:
         _run(list(sys.argv[1:] if arguments is None else arguments))
     except KeyboardInterrupt:
@@ -67,7 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             cause = cause.__cause__ or cause.__context__
         if cause is None:
             raise
-        print(f"feddua: error: {cause}", file=sys.stderr)
+        # Under torchrun every rank finds the same mistake; one of them says so.
+        if os.environ.get("RANK", "0") == "0":
+            print(f"feddua: error: {cause}", file=sys.stderr)
         return 2
     return 0
 
@@ -84,6 +90,9 @@ def _run(arguments: list[str]) -> None:
     for name, subparser in parsers.items():
         subcommands.add_subcommand(name, subparser, help=str(subparser.description).split(".")[0].lower())
     command = arguments[0] if arguments else ""
+    if not command.startswith("-") and command not in commands:
+        problem = f"There is no command `{command}`." if command else "There is no command."
+        raise ConfigurationError(problem, f"Choose one of {choices(commands)}; `feddua --help` explains them.")
     if command in commands:
         sections = ["data"] if command == "data" else [*SECTIONS, "loop"]
         arguments = [command, *_resolve_recipe(arguments[1:], sections)]
@@ -125,6 +134,8 @@ def _add_config(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--config", action=ActionConfigFile, help="a recipe: a YAML file, or the name of a shipped recipe"
     )
+    # Taken out of the command line before it is parsed; here for the help.
+    parser.add_argument("--preset", type=str | None, default=None, help="one of the recipe's presets")
 
 
 def _describe_data(parser: ArgumentParser, config: Namespace) -> None:
@@ -148,7 +159,8 @@ def _default(section: str) -> dict[str, str]:
 
 
 def _fit(parser: ArgumentParser, config: Namespace) -> None:
-    recipe = parser.dump(config, skip_none=False)
+    config.pop("preset")
+    recipe = parser.dump(config, skip_none=False, skip_validation=True)
     # Before anything random is made: the model's initial weights belong to the run's seed.
     seed_everything(config.loop.seed % 2**32, verbose=False)
     made = parser.instantiate(config)
@@ -230,4 +242,9 @@ def _sentences(error: ArgumentError, command: str) -> tuple[str, str]:
         if value and kinds:
             return f"`{match[1]}` cannot be `{value[1]}`.", f"Give a value of type {kinds}."
     problem = " ".join(text.split()).rstrip(".")
+    if "arguments are required" in problem:
+        return (
+            "The command line names no model or no data.",
+            f"Give a recipe, as in `feddua {command} --config synthetic`.",
+        )
     return f"The command line cannot be read: {problem}.", f"See `{f'feddua {command}'.strip()} --help`."

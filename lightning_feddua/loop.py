@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -13,6 +14,8 @@ import torch
 from lightning import LightningModule
 from lightning.fabric.loggers import Logger
 from lightning.fabric.strategies.launchers import _MultiProcessingLauncher
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import Dataset
 
 from lightning_feddua.callbacks import CSVLog, FederatedCallback, ProgressBar
@@ -54,8 +57,8 @@ class FederatedLoop:
         client: the clients' algorithm; plain local training by default.
         max_rounds: the number of rounds.
         clients_per_round: how many clients take part in a round; a fraction of them if a float; all if None.
-        local_steps: the number of local steps of each client; or
-        local_epochs: the number of passes over a client's data. Exactly one of the two.
+        local_steps: the number of local steps of each client. Exactly one of this and ``local_epochs`` is given.
+        local_epochs: the number of passes of each client over its data.
         client_weights: ``"uniform"``, or ``"samples"`` to weigh clients by their number of samples, in the mean update
             and in FedDuA's norms alike.
         gradient_clip_val: the largest global norm of a local gradient; None for no clipping.
@@ -216,6 +219,11 @@ class FederatedLoop:
         self.current_round = 0
         self._frozen_checked = False
         federation.view.default_root_dir = federation.view.log_dir = str(self.run_dir)
+        if federation.datamodule.val_dataset is not None and not is_overridden("validation_step", federation.module):
+            rank_zero_warn(
+                f"There is validation data, but `{type(federation.module).__name__}` does not define `validation_step`."
+                " Nothing will be validated."
+            )
         if federation.module.hparams:
             for logger in self.fabric.loggers:
                 # Fabric's CSVLogger has no place for them.
@@ -243,6 +251,11 @@ class FederatedLoop:
         self._call("on_aggregate_end", update=update)
         federation.buffers.update(update.float_buffers, update.float_changed, update.integer_buffers)
 
+        if not math.isfinite(self.eta_g) or not all(map(math.isfinite, update.metrics.values())):
+            rank_zero_warn(
+                f"Round {round}: the update or a training metric is not finite, and later rounds will hardly recover."
+                " Try a smaller local learning rate, or `gradient_clip_val`."
+            )
         row = {"round": round, "eta_g": self.eta_g, "clients": len(update.squared_norms), **update.metrics}
         if self.validate_every and ((round + 1) % self.validate_every == 0 or round + 1 == self.max_rounds):
             row.update(self._validate())

@@ -131,7 +131,9 @@ def find_class(section: str, class_path: str) -> type:
     if class_path in known:
         return known[class_path]
     cls = import_class(class_path)
-    if not (isinstance(cls, type) and issubclass(cls, base)):
+    if cls is not None and not (isinstance(cls, type) and issubclass(cls, base)):
+        raise ConfigurationError(f"`{class_path}` is not a `{base.__name__}`.", f"Choose one of {choices(known)}.")
+    if cls is None:
         raise ConfigurationError(
             f"There is no {section} `{class_path}`.",
             f"{_hint(class_path, known)}hoose one of {choices(known)}, or give the import path of a `{base.__name__}`.",

@@ -58,7 +58,9 @@ def test_server_without_preset_keeps_the_recipe(tmp_path):
     ("arguments", "message"),
     [
         (["--server", "FedFoo"], "There is no server `FedFoo`. "),
-        (["--server", "os.path"], "There is no server `os.path`. "),
+        (["--server", "os.path"], "`os.path` is not a `FedDuAServer`. "),
+        (["--server", "os.nothing"], "There is no server `os.nothing`. "),
+        (["--model", "torch.nn.Linear"], "`torch.nn.Linear` is not a `LightningModule`. "),
         (["--server.epz", "1"], "`server`, a `FedDuAdagrad`, has no argument `epz`. Write `eps` if that was meant"),
         (["--loop.max_round", "3"], "`loop`, a `FederatedLoop`, has no argument `max_round`. Write `max_rounds`"),
         (["--loop.local_steps", "many"], "`loop.local_steps` cannot be `many`. Give a value of type int"),
@@ -138,6 +140,26 @@ def test_every_shipped_recipe_and_preset_parses(name, capsys):
             assert printed["server"]["class_path"].endswith(presets[preset]["server"]["class_path"])
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "There is no command. Choose one of `data`, `fit`"),
+        (["train"], "There is no command `train`. Choose one of"),
+        (["fit"], "names no model or no data. Give a recipe, as in `feddua fit --config synthetic`."),
+    ],
+)
+def test_commands_that_are_not_there(arguments, message, capsys):
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_modules_in_the_current_folder_are_found(tmp_path, monkeypatch):
+    (tmp_path / "own_rule.py").write_text("from lightning_feddua import FedAvg\n\n\nclass Own(FedAvg):\n    pass\n")
+    monkeypatch.chdir(tmp_path)
+    assert fit(tmp_path / "out", "--server", "own_rule.Own") == 0
+    assert resolved(tmp_path / "out")["server"]["class_path"] == "own_rule.Own"
+
+
 def test_console_script_answers_version():
     finished = subprocess.run([sys.executable, "-m", "lightning_feddua", "--version"], capture_output=True, text=True)
     assert finished.stdout.strip() == f"feddua {__version__}"
@@ -158,7 +180,7 @@ def test_data_is_described_and_drawn(tmp_path, capsys):
     assert lines[1] == "samples of a client: 10 to 10, half have 10 or less"
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert main(["data", "--config", "synthetic", "--plot", str(picture)]) == 2
-    assert "labels of a `TensorDataset` cannot be seen" in capsys.readouterr().err
+    assert "A `TensorDataset` shows no labels" in capsys.readouterr().err
 
 
 class Digits(FederatedDataModule):

@@ -49,6 +49,7 @@ def test_partition_of_named_clients():
         ([[0, 1], []], r"leaves client `1` empty\. Use"),
         ({"eve": [0, 9]}, r"has the index 9, and the dataset has 6 rows\. Give"),
         ([[-1]], r"has the index -1"),
+        (12, r"The partition is `12`\. Give index arrays"),
         ([0, 1], r"not a list of index arrays, one for each client\. Give"),
         ([[0, 1], [1, 2]], r"gives row 1 to 2 clients: `0`, `1`\. Give each row"),
     ],
@@ -67,10 +68,15 @@ def test_partitioner_finds_the_labels():
         def __len__(self):
             return 10
 
-    with pytest.raises(ConfigurationError, match=r"labels of a `Hidden` cannot be seen"):
+    with pytest.raises(ConfigurationError, match=r"A `Hidden` shows no labels"):
         FederatedDataModule.from_dataset(Hidden(), IIDPartitioner(2))
     assert FederatedDataModule.from_dataset(Hidden(), IIDPartitioner(2), labels=np.zeros(10)).client_sizes().sum() == 10
     assert labels_of(torch.utils.data.Subset(dataset, [3, 4])).tolist() == dataset.tensors[1][[3, 4]].tolist()
+
+
+def test_a_list_of_clients_is_refused():
+    with pytest.raises(ConfigurationError, match=r"The clients are a `list`\. Give a mapping"):
+        FederatedDataModule([classification(3)])
 
 
 def test_unknown_client_is_named():

@@ -462,3 +462,20 @@ def test_transforming_tensor_datasets_are_respected(make_loop):
     model = LinearRegression(dim=1, lr=0.25)
     make_loop(server=FedAvg(), max_rounds=1, local_steps=1).fit(model, data)
     assert model.linear.weight.item() == 4.0  # 0 + ¼ · 2 · 8
+
+
+def test_divergence_is_said(make_loop):
+    data = {"a": TensorDataset(torch.full((1, 1), 1e20), torch.zeros(1, 1))}
+    model = LinearRegression(dim=1, lr=1.0)
+    torch.nn.init.ones_(model.linear.weight)
+    with pytest.warns(UserWarning, match="is not finite"):
+        make_loop(server=FedAvg(), max_rounds=1, local_steps=3).fit(model, data)
+
+
+def test_validation_data_without_a_step_is_said(make_loop):
+    class NoStep(LinearRegression):
+        validation_step = LightningModule.validation_step
+
+    data = SyntheticRegression(num_clients=2, dim=5)
+    with pytest.warns(UserWarning, match="does not define `validation_step`"):
+        make_loop(precision="64-true").fit(NoStep(dim=5), data)

@@ -41,9 +41,13 @@ def load_split(path: str, split: str = "train") -> datasets.Dataset:
 
 
 def _cannot_load(path: str, error: Exception) -> ConfigurationError:
+    remedy = (
+        "Give a folder with the files that the hub has, such as `train-00000-of-00001.parquet`."
+        if Path(path).is_dir()
+        else "Check the name and the connection to the hub, or give a local folder with the same files."
+    )
     return ConfigurationError(
-        f"The dataset `{path}` cannot be loaded: {type(error).__name__}: {_one_line(error)}.",
-        "Check the name and the connection to the hub, or give a local folder with the same files.",
+        f"The dataset `{path}` cannot be loaded: {type(error).__name__}: {_one_line(error)}.", remedy
     )
 
 

@@ -55,6 +55,10 @@ class FederatedDataModule(LightningDataModule):
         val_clients: Mapping[str, Dataset[Any]] | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(clients, Mapping):
+            raise ConfigurationError(
+                f"The clients are a `{type(clients).__name__}`.", "Give a mapping of datasets by client name."
+            )
         for name, value in (("batch_size", batch_size), ("eval_batch_size", eval_batch_size)):
             if value < 1:
                 raise ConfigurationError(f"`{name}={value}` is less than 1.", "Give the number of samples in a batch.")
@@ -76,7 +80,8 @@ class FederatedDataModule(LightningDataModule):
             dataset: a map-style dataset.
             partition: for each client the indices of its samples: a list of index arrays, a mapping of them by client
                 name, or a partitioner.
-            labels: the label of each sample, for a partitioner; found in the dataset where it is plain to see.
+            labels: the label of each sample, for a partitioner. They may be left out where the dataset has them as
+                ``targets`` or ``labels``, or is a ``TensorDataset`` whose last tensor is of integers.
             **kwargs: the other arguments of :class:`FederatedDataModule`.
         """
         return cls(make_partition(dataset, partition, labels), **kwargs)
@@ -178,6 +183,8 @@ class FederatedDataModule(LightningDataModule):
         sizes = self.client_sizes()
         return f"{type(self).__name__}({len(sizes):,} clients, {sizes.sum():,} samples)"
 
+    __str__ = __repr__
+
 
 class _WrappedDataModule(FederatedDataModule):
     """Another LightningDataModule's training data, partitioned."""
@@ -247,6 +254,10 @@ def _custom_collate(loader: DataLoader[Any]) -> Collate | None:
 
 def make_partition(dataset: Dataset[Any], partition: PartitionLike, labels: np.ndarray | None = None) -> Partition:
     """Clients of a dataset by index arrays or by a partitioner."""
+    if not isinstance(partition, Partitioner | Mapping | Sequence):
+        raise ConfigurationError(
+            f"The partition is `{partition!r:.100}`.", "Give index arrays, one for each client, or a partitioner."
+        )
     if isinstance(partition, Partitioner):
         partition = partition.partition(labels_of(dataset) if labels is None else np.asarray(labels))
     return Partition.from_indices(dataset, partition)
@@ -262,6 +273,7 @@ def labels_of(dataset: Dataset[Any]) -> np.ndarray:
         labels = last if last.dim() == 1 and not last.is_floating_point() else None
     if labels is None:
         raise ConfigurationError(
-            f"The labels of a `{type(dataset).__name__}` cannot be seen from outside.", "Give them as `labels`."
+            f"A `{type(dataset).__name__}` shows no labels: no `targets`, no `labels`, no last tensor of integers.",
+            "Use data with classes, or give the labels as an argument of `from_dataset`.",
         )
     return labels.cpu().numpy() if isinstance(labels, torch.Tensor) else np.asarray(labels)
