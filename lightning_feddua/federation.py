@@ -21,7 +21,7 @@ from lightning_feddua.data.module import FederatedDataModule
 from lightning_feddua.data.partition import Partition
 from lightning_feddua.errors import ConfigurationError
 from lightning_feddua.evaluation import Evaluator, Stage, client_statistics
-from lightning_feddua.parameters import FlatParameters, ModuleBuffers, trainable_parameters
+from lightning_feddua.parameters import FlatParameters, ModuleBuffers, scalar_dtype, squared_norm, trainable_parameters
 from lightning_feddua.sampling import deal, preserved_random_state
 from lightning_feddua.table import Table, exchange
 from lightning_feddua.trainer_view import TrainerView
@@ -187,8 +187,9 @@ class Federation:
 
 def _fingerprints(module: LightningModule) -> dict[str, tuple[float, float]]:
     """Two sums of each frozen parameter, which tell whether it has changed."""
-    return {
-        name: (parameter.detach().double().sum().item(), parameter.detach().double().square().sum().item())
-        for name, parameter in module.named_parameters()
-        if not parameter.requires_grad
-    }
+    sums = {}
+    for name, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            values = parameter.detach().reshape(-1)
+            sums[name] = (values.sum(dtype=scalar_dtype(values.device)).item(), squared_norm(values).item())
+    return sums

@@ -67,7 +67,9 @@ class Table:
         dtype = scalar_dtype(window.device)
         numbers = torch.from_numpy(host).to(window.device, dtype)
         if values:
-            numbers.view(-1)[torch.tensor(cells, device=window.device)] = torch.stack([v.to(dtype) for v in values])
+            numbers.view(-1)[torch.tensor(cells, device=window.device)] = torch.stack(
+                [value.to(window.device, dtype) for value in values]
+            )
         window.copy_(pack(numbers, window.dtype).view(-1))
 
     def read(self, window: Tensor) -> "Columns":
