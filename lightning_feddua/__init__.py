@@ -2,7 +2,18 @@
 
 from lightning_feddua.__about__ import __version__
 from lightning_feddua.callbacks import FederatedCallback
-from lightning_feddua.clients import LocalTraining
+from lightning_feddua.clients import (
+    AdaAlter,
+    FedDualAvg,
+    FedMid,
+    FedProx,
+    LocalRound,
+    LocalTraining,
+    Mime,
+    MimeLite,
+    Scaffnew,
+    Scaffold,
+)
 from lightning_feddua.data import FederatedDataModule
 from lightning_feddua.errors import ClientError, ConfigurationError
 from lightning_feddua.loop import FederatedLoop
@@ -22,6 +33,7 @@ from lightning_feddua.servers import (
 )
 
 __all__ = [
+    "AdaAlter",
     "ClientError",
     "ConfigurationError",
     "FedAdagrad",
@@ -32,13 +44,21 @@ __all__ = [
     "FedDuAdagrad",
     "FedDuAdam",
     "FedDuYogi",
+    "FedDualAvg",
     "FedExP",
     "FedExPM",
+    "FedMid",
+    "FedProx",
     "FedYogi",
     "FederatedCallback",
     "FederatedDataModule",
     "FederatedLoop",
+    "LocalRound",
     "LocalTraining",
+    "Mime",
+    "MimeLite",
     "RoundUpdate",
+    "Scaffnew",
+    "Scaffold",
     "__version__",
 ]

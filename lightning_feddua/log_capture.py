@@ -108,13 +108,17 @@ class LogCapture:
     def attached(self, module: LightningModule) -> Iterator[None]:
         """Receive what the module, and LightningModules inside it, log."""
         modules = [m for m in module.modules() if isinstance(m, LightningModule)]
+        before = [vars(m).get("log") for m in modules]
         for m in modules:
             m.log = self.log  # type: ignore[method-assign]
         try:
             yield
         finally:
-            for m in modules:
-                del m.log
+            for m, log in zip(modules, before, strict=True):
+                if log is None:
+                    del m.log
+                else:
+                    m.log = log  # type: ignore[method-assign]
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,16 +20,19 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import Dataset
 
 from lightning_feddua.callbacks import CSVLog, FederatedCallback, ProgressBar
-from lightning_feddua.clients.engine import Client, GlobalState, LocalWork
+from lightning_feddua.clients.engine import Client, Engine, GlobalState, LocalWork
+from lightning_feddua.clients.gradients import ExtraGradients
 from lightning_feddua.clients.local_training import LocalTraining
-from lightning_feddua.clients.selection import make_engine
+from lightning_feddua.clients.requirements import check_algorithm
+from lightning_feddua.clients.selection import ENGINES, choose_engine
+from lightning_feddua.clients.states import ClientStates
 from lightning_feddua.data.module import FederatedDataModule
 from lightning_feddua.evaluation import Stage
 from lightning_feddua.federation import Federation
 from lightning_feddua.launching import leave_process_group, make_fabric, run_in_processes
-from lightning_feddua.reduction import Reduction
+from lightning_feddua.reduction import Reduction, mean_vector
 from lightning_feddua.run_dir import new_run_dir
-from lightning_feddua.sampling import deal, sample_cohort
+from lightning_feddua.sampling import Purpose, deal, generator, sample_cohort
 from lightning_feddua.servers import FedDuAdagrad, FedDuAServer
 from lightning_feddua.settings import (
     as_datamodule,
@@ -39,8 +43,8 @@ from lightning_feddua.settings import (
     cohort_size,
 )
 
-ENGINES = ("auto", "sequential", "vectorized")
 CLIENT_WEIGHTS = ("uniform", "samples")
+CLIENT_STATES = ("memory", "disk")
 # Prefix of the metrics of w_{t+1}, where the plain names are those of the averaged iterate.
 LAST_ITERATE = "last_iterate"
 
@@ -65,6 +69,7 @@ class FederatedLoop:
         local_lr_decay: multiplies the module's learning rates in each round after the first.
         engine: how a rank runs its clients: ``"sequential"``, one after another, bit for bit as Trainer would;
             ``"vectorized"``, many in one vmapped step; ``"auto"``, whichever a few trial steps show to be faster.
+        client_states: where the vectors are that an algorithm keeps for each client: ``"memory"`` or ``"disk"``.
         validate_every: validate after every so many rounds and after the last; 0 for never.
         out_dir: where runs are kept; each gets a folder ``version_N`` of its own.
         seed: of cohorts, minibatches and everything random in local steps.
@@ -100,6 +105,7 @@ class FederatedLoop:
         gradient_clip_val: float | None = None,
         local_lr_decay: float = 1.0,
         engine: Literal["auto", "sequential", "vectorized"] = "auto",
+        client_states: Literal["memory", "disk"] = "memory",
         validate_every: int = 1,
         out_dir: str | Path = "runs",
         seed: int = 0,
@@ -117,10 +123,12 @@ class FederatedLoop:
         check_positive("local_lr_decay", local_lr_decay)
         check_instance("server", server, FedDuAServer)
         check_instance("client", client, LocalTraining)
-        check_choice("engine", engine, ENGINES)
+        check_choice("engine", engine, ("auto", *ENGINES))
         check_choice("client_weights", client_weights, CLIENT_WEIGHTS)
+        check_choice("client_states", client_states, CLIENT_STATES)
         self.server = server if server is not None else FedDuAdagrad()
         self.client = client if client is not None else LocalTraining()
+        self.client.check_server(self.server)
         self.max_rounds = max_rounds
         self.clients_per_round = clients_per_round
         self.local_steps, self.local_epochs = local_steps, local_epochs
@@ -128,6 +136,7 @@ class FederatedLoop:
         self.gradient_clip_val = gradient_clip_val
         self.local_lr_decay = local_lr_decay
         self.engine = engine
+        self.client_states = client_states
         self.validate_every = validate_every
         self.out_dir = Path(out_dir)
         self.seed = seed
@@ -205,15 +214,25 @@ class FederatedLoop:
         work = LocalWork(self.local_steps, self.local_epochs, federation.datamodule.batch_size, self.gradient_clip_val)
         self._work = work
         federation.view.max_rounds = self.max_rounds
+        federation.view.gradient_clip_val = self.gradient_clip_val
         federation.configure_optimizers(work)
+        check_algorithm(self.client, federation, self.cohort_size, self.local_steps, self.engine)
         self.weights = federation.global_weights()
         self._previous = torch.empty_like(self.weights) if self.server.adaptive else None
-        self._reduction = Reduction(self.fabric, self.weights.numel(), self.weights.dtype, federation.buffers)
-        first = self._deal_clients(sample_cohort(self.seed, 0, len(federation.client_ids), self.cohort_size))
+        size, dtype = self.weights.numel(), self.weights.dtype
+        self._reduction = Reduction(self.fabric, size, dtype, federation.buffers, self.client.extra_vectors)
+        self.client.set_up(self.weights, len(federation.client_ids), self.local_steps)
+        cohort = sample_cohort(self.seed, 0, len(federation.client_ids), self.cohort_size)
+        first, state = self._own_clients(cohort, self._deal(cohort, work)), self._global_state(0, work)
+        self._begin_round(first, state)
         # Such a callback expects to find each client's weights in the module.
         engine = "sequential" if self.engine == "auto" and self._is_used("on_client_end") else self.engine
-        self._engine, self.engine_note = make_engine(engine, federation, work, first, self._global_state(0))
+        name, self.engine_note = choose_engine(engine, federation, self.client, first, state)
         self.run_dir = new_run_dir(self.fabric, self.out_dir)
+        self.states = ClientStates(
+            self.fabric, self.client.client_state, size, dtype, self.client_states, folder=self.run_dir
+        )
+        self._engine: Engine = ENGINES[name](federation, self.client, self.states)
         self.server.reset()
         self.history = []
         self.current_round = 0
@@ -237,9 +256,14 @@ class FederatedLoop:
         cohort = sample_cohort(self.seed, round, len(federation.client_ids), self.cohort_size)
         self._call("on_round_start", round=round, cohort=cohort)
 
+        work = self._round_work(round)
+        hands = self._deal(cohort, work)
+        self.states.move([[cohort[position] for position in hand] for hand in hands])
+        clients, state = self._own_clients(cohort, hands), self._global_state(round, work)
+        self._begin_round(clients, state)
         self._reduction.start(len(cohort))
         global_floats = federation.buffers.global_floats(self.weights.dtype)
-        for client_update in self._engine.run(self._deal_clients(cohort), self._global_state(round), self._notify):
+        for client_update in self._engine.run(clients, state, self._notify):
             self._reduction.add(client_update, global_floats)
             if not self._frozen_checked:
                 federation.check_frozen()
@@ -249,6 +273,7 @@ class FederatedLoop:
         if self._previous is not None:
             self._previous.copy_(self.weights)
         self._call("on_aggregate_end", update=update)
+        self.client.aggregate(self.weights, update, self.eta_g)
         federation.buffers.update(update.float_buffers, update.float_changed, update.integer_buffers)
 
         if not math.isfinite(self.eta_g) or not all(map(math.isfinite, update.metrics.values())):
@@ -266,10 +291,21 @@ class FederatedLoop:
         self.fabric.log_dict({name: value for name, value in row.items() if name != "round"}, step=round)
         self._call("on_round_end", round=round)
 
-    def _deal_clients(self, cohort: list[int]) -> list[Client]:
+    def _round_work(self, round: int) -> LocalWork:
+        """How much clients do in a round; an algorithm may draw it."""
+        if self._work.steps is None:
+            return self._work
+        rng = generator(self.seed, round, 0, Purpose.ROUND)
+        return replace(self._work, steps=self.client.local_steps(rng, self._work.steps))
+
+    def _deal(self, cohort: list[int], work: LocalWork) -> list[list[int]]:
+        """The clients that each rank trains, as places in the cohort."""
+        costs = [work.batches(int(self._federation.sizes[i])) for i in cohort]
+        return deal(costs, self.fabric.world_size)
+
+    def _own_clients(self, cohort: list[int], hands: list[list[int]]) -> list[Client]:
         """This rank's part of a cohort."""
         federation = self._federation
-        hands = deal([self._work.batches(int(federation.sizes[i])) for i in cohort], self.fabric.world_size)
         clients = []
         for position in hands[self.fabric.global_rank]:
             index = cohort[position]
@@ -278,9 +314,19 @@ class FederatedLoop:
             clients.append(Client(position, index, name, federation.client_data(index), weight))
         return clients
 
-    def _global_state(self, round: int) -> GlobalState:
-        decay = self.local_lr_decay**round
-        return GlobalState(round, self.seed, self.weights, decay)
+    def _global_state(self, round: int, work: LocalWork) -> GlobalState:
+        return GlobalState(round, self.seed, self.weights, work, self.local_lr_decay**round)
+
+    def _begin_round(self, clients: list[Client], state: GlobalState) -> None:
+        """Tell the algorithm what it wants to know before the local steps. A collective where it asks for a mean."""
+        federation = self._federation
+        federation.optimizers.reset(state.lr_factor)
+        mean_gradient = None
+        if self.client.needs_mean_gradient:
+            gradients = ExtraGradients(federation)
+            vectors = ((gradients.of_client(client, state), client.weight) for client in clients)
+            mean_gradient = mean_vector(self.fabric, vectors, like=self.weights)
+        self.client.begin_round(federation.optimizers.lr, mean_gradient)
 
     def _notify(self, moment: str, client: Client) -> None:
         self._call(f"on_client_{moment}", round=self.current_round, client_id=client.name)
@@ -325,6 +371,7 @@ class FederatedLoop:
         if isinstance(self.fabric.strategy.launcher, _MultiProcessingLauncher):
             results = run_in_processes(self.fabric, lambda: function(model, *arguments), model, self._results)
             self.server.load_state_dict(results["server"])
+            self.client.load_state_dict(results["client"])
             self.history, self.run_dir = results["history"], Path(results["run_dir"])
             return results["returned"]
         if not self._launched:
@@ -338,7 +385,12 @@ class FederatedLoop:
 
     def _results(self) -> dict[str, Any]:
         """What a loop knows after a call, besides the model."""
-        return {"server": self.server.state_dict(), "history": self.history, "run_dir": str(self.run_dir)}
+        return {
+            "server": self.server.state_dict(),
+            "client": self.client.state_dict(),
+            "history": self.history,
+            "run_dir": str(self.run_dir),
+        }
 
     @property
     def module(self) -> LightningModule:

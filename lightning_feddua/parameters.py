@@ -1,6 +1,6 @@
 """A module's trainable parameters as one vector, and its buffers beside it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -43,12 +43,12 @@ class FlatParameters:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._parameters = trainable_parameters(module)
-        first = self._parameters[0]
+        self.tensors = trainable_parameters(module)
+        first = self.tensors[0]
         self.vector = torch.empty(
-            sum(p.numel() for p in self._parameters), dtype=first.dtype, device=first.device, requires_grad=False
+            sum(p.numel() for p in self.tensors), dtype=first.dtype, device=first.device, requires_grad=False
         )
-        for parameter, view in zip(self._parameters, self.views(self.vector), strict=True):
+        for parameter, view in zip(self.tensors, self.views(self.vector), strict=True):
             view.copy_(parameter.data)
             parameter.data = view
 
@@ -58,24 +58,35 @@ class FlatParameters:
     def views(self, vector: Tensor) -> Iterator[Tensor]:
         """Windows on a flat vector, one for each parameter, with its shape and memory format."""
         offset = 0
-        for parameter in self._parameters:
+        for parameter in self.tensors:
             yield vector.as_strided(parameter.shape, _dense_stride(parameter), vector.storage_offset() + offset)
             offset += parameter.numel()
 
     def named(self, module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters with their names in the module, in the vector's order."""
         names = {id(parameter): name for name, parameter in module.named_parameters()}
-        for parameter in self._parameters:
+        for parameter in self.tensors:
             yield names[id(parameter)], parameter
 
     def stacked_views(self, matrix: Tensor) -> Iterator[Tensor]:
         """Windows on a matrix of flat vectors, one for each parameter, with its shape behind the first axis."""
         offset = 0
-        for parameter in self._parameters:
+        for parameter in self.tensors:
             strides = (matrix.stride(0), *_dense_stride(parameter))
             start = matrix.storage_offset() + offset
             yield matrix.as_strided((len(matrix), *parameter.shape), strides, start)
             offset += parameter.numel()
+
+    def gather(self, tensors: Sequence[Tensor | None], out: Tensor) -> list[Tensor]:
+        """Copy a tensor for each parameter into a flat vector, or stacks of them into a matrix; None is left out.
+
+        Returns:
+            The windows on the vector, one for each parameter.
+        """
+        windows = list(self.views(out) if out.dim() == 1 else self.stacked_views(out))
+        pairs = [(window, tensor) for window, tensor in zip(windows, tensors, strict=True) if tensor is not None]
+        torch._foreach_copy_([window for window, _ in pairs], [tensor for _, tensor in pairs])
+        return windows
 
     def load(self, weights: Tensor) -> None:
         """Copy global weights into the module."""
@@ -93,12 +104,12 @@ class FlatParameters:
 
     def drop_gradients(self) -> None:
         """Forget gradients, so that none reaches the next client."""
-        for parameter in self._parameters:
+        for parameter in self.tensors:
             parameter.grad = None
 
     def release(self) -> None:
         """Give each parameter memory of its own again."""
-        for parameter in self._parameters:
+        for parameter in self.tensors:
             parameter.data = parameter.data.clone()
         self.drop_gradients()
 

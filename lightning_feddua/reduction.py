@@ -1,6 +1,7 @@
 """From the clients of a rank to the update of a round: one flat buffer, one all-reduce."""
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -27,6 +28,7 @@ class RoundUpdate:
         float_buffers: the mean of the clients' float buffers, flat; None without any.
         float_changed: which float buffers any client changed.
         integer_buffers: the maximum of the clients' integer buffers, flat; None without any.
+        extra_vectors: the plain mean of what the clients' algorithm sends along, by name.
     """
 
     mean_delta: Tensor
@@ -36,6 +38,7 @@ class RoundUpdate:
     float_buffers: Tensor | None = None
     float_changed: Tensor | None = None
     integer_buffers: Tensor | None = None
+    extra_vectors: dict[str, Tensor] = field(default_factory=dict)
 
     def half_mean_squared_norm(self) -> float:
         """``½ Σ p_i ‖Δ_i‖²`` with the same weights ``p_i`` as in ``Δ̄``, or the step's guarantee breaks."""
@@ -49,20 +52,30 @@ class RoundUpdate:
 class Reduction:
     """Streaming sums of one rank's clients, completed over all ranks by a single all-reduce.
 
-    The buffer holds, in this order, the weighted sum of the updates; the sums of float buffers and how many clients
-    changed them; a slot for each rank's integer buffers; the table of the clients' squared norms and metrics.
+    The buffer holds, in this order, the weighted sum of the updates; the sums of the vectors that clients send along;
+    the sums of float buffers and how many clients changed them; a slot for each rank's integer buffers; the table of
+    the clients' squared norms and metrics.
 
     Args:
         fabric: for the collective.
         size: the number of trainable parameters.
         dtype: the dtype of the sums, at least float32.
         buffers: the module's buffers, averaged alongside.
+        extra_vectors: names of further vectors of the same size that clients send.
     """
 
-    def __init__(self, fabric: Fabric, size: int, dtype: torch.dtype, buffers: ModuleBuffers) -> None:
+    def __init__(
+        self,
+        fabric: Fabric,
+        size: int,
+        dtype: torch.dtype,
+        buffers: ModuleBuffers,
+        extra_vectors: Sequence[str] = (),
+    ) -> None:
         self._fabric = fabric
         self._size = size
         self._buffers = buffers
+        self._extra_names = tuple(extra_vectors)
         self._table = Table(fabric, [_SQUARED_NORM])
         self._buffer = torch.zeros(0, dtype=dtype, device=fabric.device)
 
@@ -71,12 +84,20 @@ class Reduction:
         dtype = self._buffer.dtype
         # A rank's slot ends with the word that it trained anybody.
         slots = (self._fabric.world_size, self._buffers.integer_count + 1, packed_size(dtype))
-        sizes = [self._size, 2 * self._buffers.float_count, math.prod(slots), self._table.size(cohort_size, dtype)]
+        extra = len(self._extra_names) * self._size
+        sizes = [
+            self._size,
+            extra,
+            2 * self._buffers.float_count,
+            math.prod(slots),
+            self._table.size(cohort_size, dtype),
+        ]
         if self._buffer.numel() == sum(sizes):
             self._buffer.zero_()
         else:
             self._buffer = self._buffer.new_zeros(sum(sizes))
-        self._delta_sum, floats, integers, self._rows = self._buffer.split(sizes)
+        self._delta_sum, extra_sums, floats, integers, self._rows = self._buffer.split(sizes)
+        self._extra_sums = dict(zip(self._extra_names, extra_sums.view(-1, self._size), strict=True))
         self._float_sum, self._float_changed = floats.view(2, -1)
         self._integer_slots = integers.view(slots)
         self._integer_maximum: Tensor | None = None
@@ -91,6 +112,8 @@ class Reduction:
         """
         weight = update.client.weight
         self._delta_sum.add_(update.delta, alpha=weight)
+        for name, vector in update.extra_vectors.items():
+            self._extra_sums[name].add_(vector)
         row = {name: (value, weight) for name, value in update.metrics.items()}
         self._table.add(update.client.position, {_SQUARED_NORM: (squared_norm(update.delta), weight), **row})
         if global_floats is not None and update.floats is not None:
@@ -103,7 +126,7 @@ class Reduction:
     def all_reduce(self) -> RoundUpdate:
         """Complete the sums over all ranks. Every rank calls this once a round, with or without a client.
 
-        The mean update is a window on the buffer: it holds until the next round starts.
+        The mean update and the extra vectors are windows on the buffer: they hold until the next round starts.
         """
         self._table.write(self._rows)
         if self._integer_maximum is not None:
@@ -116,6 +139,8 @@ class Reduction:
         total = float(weights.sum())
         if total > 0:
             self._delta_sum.div_(total)
+        for vector in self._extra_sums.values():
+            vector.div_(max(1, int((weights > 0).sum())))
         return RoundUpdate(
             mean_delta=self._delta_sum,
             squared_norms=torch.from_numpy(norms[weights > 0]),
@@ -124,6 +149,7 @@ class Reduction:
             float_buffers=self._float_sum / total if self._buffers.float_count and total > 0 else None,
             float_changed=self._float_changed > 0 if self._buffers.float_count else None,
             integer_buffers=self._maximum_integers(),
+            extra_vectors=self._extra_sums,
         )
 
     def _maximum_integers(self) -> Tensor | None:
@@ -132,3 +158,13 @@ class Reduction:
         slots = unpack(self._integer_slots).to(torch.int64)
         slots = slots[slots[:, -1] == 1, :-1]
         return slots.amax(dim=0) if len(slots) else None
+
+
+def mean_vector(fabric: Fabric, vectors: Iterable[tuple[Tensor, float]], like: Tensor) -> Tensor:
+    """The weighted mean over all ranks of vectors of which each rank has some; a collective."""
+    sums = torch.zeros(like.numel() + 1, dtype=like.dtype, device=like.device)
+    for vector, weight in vectors:
+        sums[:-1].add_(vector, alpha=weight)
+        sums[-1] += weight
+    all_reduce_sum(fabric, sums)
+    return sums[:-1].div_(sums[-1])

@@ -13,6 +13,7 @@ from enum import IntEnum
 
 import numpy as np
 import torch
+from torch import Tensor
 
 
 class Purpose(IntEnum):
@@ -22,6 +23,7 @@ class Purpose(IntEnum):
     MINIBATCHES = 1
     LOCAL_STEPS = 2
     EVALUATION = 3
+    ROUND = 4
 
 
 def generator(seed: int, round: int, client: int, purpose: Purpose) -> np.random.Generator:
@@ -73,6 +75,19 @@ def seed_generators(seed: int, round: int, index: int, purpose: Purpose, device:
     torch.default_generator.manual_seed(value)
     if device.type != "cpu":
         torch.get_device_module(device.type).manual_seed(value)
+
+
+def random_state(device: torch.device) -> list[Tensor]:
+    """The state of torch's generators that a step on a device draws from."""
+    states = [torch.get_rng_state()]
+    return states if device.type == "cpu" else [*states, torch.get_device_module(device.type).get_rng_state()]
+
+
+def set_random_state(device: torch.device, states: list[Tensor]) -> None:
+    """Go back to a state that :func:`random_state` gave."""
+    torch.set_rng_state(states[0])
+    if len(states) > 1:
+        torch.get_device_module(device.type).set_rng_state(states[1])
 
 
 @contextmanager

@@ -1,3 +1,20 @@
-from lightning_feddua.clients.local_training import LocalTraining
+from lightning_feddua.clients.adaalter import AdaAlter
+from lightning_feddua.clients.composite import FedDualAvg, FedMid
+from lightning_feddua.clients.fedprox import FedProx
+from lightning_feddua.clients.local_training import LocalRound, LocalTraining
+from lightning_feddua.clients.mime import Mime, MimeLite
+from lightning_feddua.clients.scaffnew import Scaffnew
+from lightning_feddua.clients.scaffold import Scaffold
 
-__all__ = ["LocalTraining"]
+__all__ = [
+    "AdaAlter",
+    "FedDualAvg",
+    "FedMid",
+    "FedProx",
+    "LocalRound",
+    "LocalTraining",
+    "Mime",
+    "MimeLite",
+    "Scaffnew",
+    "Scaffold",
+]

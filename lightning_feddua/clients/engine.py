@@ -43,12 +43,14 @@ class GlobalState:
         round: the round, from 0.
         seed: the run's seed.
         weights: the global weights, flat.
+        work: how much each client does.
         lr_factor: multiplies the module's learning rates.
     """
 
     round: int
     seed: int
     weights: Tensor
+    work: LocalWork
     lr_factor: float = 1.0
 
 
@@ -81,6 +83,7 @@ class ClientUpdate:
         metrics: its training metrics, scalars.
         floats: its float buffers, flat, or None.
         integers: its integer buffers, flat, or None.
+        extra_vectors: what its algorithm sends along.
     """
 
     client: Client
@@ -88,6 +91,7 @@ class ClientUpdate:
     metrics: dict[str, Tensor] = field(default_factory=dict)
     floats: Tensor | None = None
     integers: Tensor | None = None
+    extra_vectors: dict[str, Tensor] = field(default_factory=dict)
 
 
 # Called with "start" before and "end" after a client's local steps.

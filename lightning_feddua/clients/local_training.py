@@ -1,2 +1,170 @@
+"""What a client algorithm may do in a round, and plain local training, which does nothing of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_feddua.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from lightning_feddua.reduction import RoundUpdate
+    from lightning_feddua.servers import FedDuAServer
+
+
+@dataclass
+class LocalRound:
+    """What an algorithm knows while a client trains, or a stack of n clients together.
+
+    A client's vectors have d elements, those of a stack have shape (n, d); what all clients share has d elements, so
+    that the same elementwise code serves both.
+
+    Args:
+        anchor: the global weights ``w_t`` that the round started from; shared.
+        lr: the local learning rate of this round.
+        step: how many local steps have been made.
+        state: the vectors that each client keeps between rounds, by name; changed in place.
+        full_gradient: ``∇F_i(w_t)`` over all of a client's data, where the algorithm asks for it.
+        anchor_gradient: the gradient at ``w_t`` of the present minibatch, where the algorithm asks for it.
+        scratch: vectors that an algorithm keeps for the round.
+    """
+
+    anchor: Tensor
+    lr: float
+    step: int = 0
+    state: dict[str, Tensor] = field(default_factory=dict)
+    full_gradient: Tensor | None = None
+    anchor_gradient: Tensor | None = None
+    scratch: dict[str, Tensor] = field(default_factory=dict)
+
+
 class LocalTraining:
-    """What a client does in a round: here, steps of the module's own optimizer and nothing else."""
+    """Plain local training: steps of the module's own optimizer, and the base of all client algorithms.
+
+    An algorithm changes gradients before a step or weights after it, keeps vectors for each client, sends vectors along
+    with the update, and has a server side. What it does not override costs nothing. Both engines run the same code, the
+    vectorized one with a first axis of clients. What it keeps between rounds goes into ``vectors`` and ``numbers``.
+
+    Example:
+        Local steps that pull towards the global weights, with a strength that fades with the steps:
+
+        >>> class Fading(LocalTraining):
+        ...     def correct(self, gradient, weights, local):
+        ...         gradient.add_(weights - local.anchor, alpha=1 / (1 + local.step))
+    """
+
+    # Vectors of each client that last over rounds (zero at first), and vectors that are averaged with the updates.
+    client_state: ClassVar[tuple[str, ...]] = ()
+    extra_vectors: ClassVar[tuple[str, ...]] = ()
+    # What the algorithm needs, checked before a run starts.
+    needs_full_gradient: bool = False
+    needs_anchor_gradient: ClassVar[bool] = False
+    needs_mean_gradient: ClassVar[bool] = False
+    needs_constant_lr: ClassVar[bool] = False
+    needs_all_clients: ClassVar[bool] = False
+    needs_local_steps: ClassVar[bool] = False
+    supports_vectorized: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self.vectors: dict[str, Tensor] = {}
+        self.numbers: dict[str, float] = {}
+
+    @property
+    def touches_steps(self) -> bool:
+        """Whether local steps differ from the module's own."""
+        return any(self._overrides(name) for name in ("start", "correct", "project", "finish"))
+
+    @property
+    def corrects(self) -> bool:
+        """Whether it changes gradients."""
+        return self._overrides("correct")
+
+    def _overrides(self, name: str) -> bool:
+        return getattr(type(self), name) is not getattr(LocalTraining, name)
+
+    def check_server(self, server: FedDuAServer) -> None:
+        """One clear error for a server rule that the algorithm cannot work with."""
+
+    def set_up(self, weights: Tensor, population: int, local_steps: int | None) -> None:
+        """Begin a run: make the server side's vectors.
+
+        Args:
+            weights: the initial global weights.
+            population: the number of clients.
+            local_steps: the loop's setting.
+        """
+
+    def local_steps(self, rng: np.random.Generator, local_steps: int | None) -> int | None:
+        """How many local steps all clients make in a round.
+
+        Args:
+            rng: the round's own generator.
+            local_steps: the loop's setting; None where it counts epochs.
+        """
+        return local_steps
+
+    def begin_round(self, lr: float, mean_gradient: Tensor | None) -> None:
+        """Before the local steps of a round, on every rank.
+
+        Args:
+            lr: the local learning rate of the round.
+            mean_gradient: the mean of the cohort's full gradients, where the algorithm asks for it.
+        """
+
+    def start(self, local: LocalRound) -> None:
+        """Before the first local step."""
+
+    def correct(self, gradient: Tensor, weights: Tensor, local: LocalRound) -> None:
+        """Change the (clipped) gradient, in place, before the optimizer's step.
+
+        Args:
+            gradient: of the minibatch at the client's weights.
+            weights: the client's weights.
+            local: what else is known.
+        """
+
+    def project(self, weights: Tensor, local: LocalRound) -> None:
+        """Change the weights, in place, after the optimizer's step."""
+
+    def finish(self, delta: Tensor, local: LocalRound) -> dict[str, Tensor]:
+        """After the last local step: bring ``local.state`` up to date, and return the extra vectors.
+
+        Args:
+            delta: the client's update, which may be changed in place.
+            local: what else is known.
+        """
+        return {}
+
+    def aggregate(self, weights: Tensor, update: RoundUpdate, eta_g: float) -> None:
+        """After the server's step: bring the server side up to date.
+
+        Args:
+            weights: the new global weights, which may be changed in place.
+            update: the round's means, extra vectors among them.
+            eta_g: the step that the server has made.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """The server side's state, as tensors and numbers."""
+        return {"algorithm": type(self).__name__, "vectors": dict(self.vectors), "numbers": dict(self.numbers)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from the state of another run of the same algorithm."""
+        if state["algorithm"] != type(self).__name__:
+            raise ConfigurationError(
+                f"The saved client state belongs to `{state['algorithm']}`, and this is `{type(self).__name__}`.",
+                "Resume with the same client algorithm, or start afresh.",
+            )
+        for name, vector in state["vectors"].items():
+            known = self.vectors.get(name)
+            self.vectors[name] = vector.clone() if known is None else known.copy_(vector)
+        self.numbers = dict(state["numbers"])
+
+
+def broadcast(vector: Tensor, like: Tensor) -> Tensor:
+    """A copy of what all clients share for a client, or for each client of a stack."""
+    return vector.expand_as(like).clone(memory_format=torch.contiguous_format)

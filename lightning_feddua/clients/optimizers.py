@@ -65,6 +65,11 @@ class LocalOptimizers:
         self._initial_groups = [[_without_params(group) for group in o.param_groups] for o in self.optimizers]
         self._initial_schedulers = [copy.deepcopy(config.scheduler.state_dict()) for config in self.schedulers]
 
+    @property
+    def lr(self) -> float:
+        """The learning rate of the first optimizer's first group."""
+        return float(self.optimizers[0].param_groups[0]["lr"])
+
     def reset(self, lr_factor: float = 1.0) -> None:
         """As new, with all learning rates multiplied by a factor."""
         for i, (optimizer, groups) in enumerate(zip(self.optimizers, self._initial_groups, strict=True)):

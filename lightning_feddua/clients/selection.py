@@ -13,12 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from lightning_feddua.clients.engine import Client, Engine, GlobalState, LocalWork
+from lightning_feddua.clients.engine import Client, Engine, GlobalState
+from lightning_feddua.clients.local_training import LocalTraining
 from lightning_feddua.clients.sequential import SequentialEngine
+from lightning_feddua.clients.states import ClientStates
 from lightning_feddua.clients.vectorized import VectorizedEngine
 from lightning_feddua.errors import ClientError, ConfigurationError
 from lightning_feddua.federation import Federation
-from lightning_feddua.sampling import Purpose, seed_generators
+from lightning_feddua.sampling import Purpose, random_state, seed_generators
 
 # Steps of a trial, and clients that the sequential engine tries them on.
 _TRIAL_STEPS = 2
@@ -28,40 +30,45 @@ _TRIAL_CLIENTS = 2
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 0.05}
 
 
-def make_engine(
-    name: str, federation: Federation, work: LocalWork, clients: list[Client], state: GlobalState
-) -> tuple[Engine, str]:
-    """The engine of a run, and what the header says of it. Every rank gets the same; a collective.
+ENGINES: dict[str, type[SequentialEngine] | type[VectorizedEngine]] = {
+    "sequential": SequentialEngine,
+    "vectorized": VectorizedEngine,
+}
+
+
+def choose_engine(
+    name: str, federation: Federation, algorithm: LocalTraining, clients: list[Client], state: GlobalState
+) -> tuple[str, str]:
+    """The name of a run's engine, and what the header says of it. Every rank gets the same; a collective.
 
     Args:
         name: ``"sequential"``, ``"vectorized"`` or ``"auto"``.
         federation: the module and its clients, with optimizers.
-        work: how much a client does.
+        algorithm: what clients do.
         clients: this rank's part of the first cohort, for a trial.
         state: the global state that the first round starts from.
     """
     if name == "sequential":
-        return SequentialEngine(federation, work), name
+        return name, name
     decision = ("", "")
     if federation.fabric.is_global_zero:
-        decision = _decide(name, federation, work, clients, state)
+        decision = _decide(name, federation, algorithm, clients, state)
     chosen, note = federation.fabric.broadcast(decision)
     if chosen == "":
         raise ConfigurationError(f"The clients cannot be vectorized: {note}.", 'Use `engine="auto"` or "sequential".')
-    engine: Engine = (VectorizedEngine if chosen == "vectorized" else SequentialEngine)(federation, work)
-    return engine, note
+    return chosen, note
 
 
 def _decide(
-    name: str, federation: Federation, work: LocalWork, clients: list[Client], state: GlobalState
+    name: str, federation: Federation, algorithm: LocalTraining, clients: list[Client], state: GlobalState
 ) -> tuple[str, str]:
     """The engine to use and what to say of it; no engine, and the reason, where what was asked for is not possible."""
     if name == "auto" and len(clients) < 2:
         return "sequential", "sequential (too few clients a rank to vectorize)"
-    obstacle = VectorizedEngine.obstacle(federation)
+    obstacle = VectorizedEngine.obstacle(federation, algorithm)
     speedup = 0.0
     if obstacle is None and clients:
-        obstacle, speedup = _try(federation, work, clients, state, timed=name == "auto")
+        obstacle, speedup = _try(federation, algorithm, clients, state, timed=name == "auto")
     if name == "vectorized":
         return ("", obstacle) if obstacle is not None else ("vectorized", "vectorized")
     if obstacle is not None:
@@ -72,22 +79,30 @@ def _decide(
 
 
 def _try(
-    federation: Federation, work: LocalWork, clients: list[Client], state: GlobalState, timed: bool
+    federation: Federation, algorithm: LocalTraining, clients: list[Client], state: GlobalState, timed: bool
 ) -> tuple[str | None, float]:
     """An obstacle that shows in a trial, and how many times faster the vectorized engine is there."""
     with preserved_attributes(federation.module) as changed:
-        obstacle, speedup = _compare(federation, work, clients, state, timed)
+        obstacle, speedup = _compare(federation, algorithm, clients, state, timed)
     if obstacle is None and (kept := changed()):
         obstacle = f"its training step keeps tensors in `self.{kept[0]}`"
     return obstacle, speedup
 
 
 def _compare(
-    federation: Federation, work: LocalWork, clients: list[Client], state: GlobalState, timed: bool
+    federation: Federation, algorithm: LocalTraining, clients: list[Client], state: GlobalState, timed: bool
 ) -> tuple[str | None, float]:
     few = clients[:_TRIAL_CLIENTS]
-    trial = replace(work, steps=min(_TRIAL_STEPS, work.batches(len(clients[0].data))), epochs=None)
-    sequential, vectorized = SequentialEngine(federation, trial), VectorizedEngine(federation, trial)
+    steps = min(_TRIAL_STEPS, state.work.batches(len(clients[0].data)))
+    state = replace(state, work=replace(state.work, steps=steps, epochs=None))
+    size, dtype = state.weights.numel(), state.weights.dtype
+
+    def states() -> ClientStates:
+        """Of the trial alone."""
+        return ClientStates(federation.fabric, algorithm.client_state, size, dtype)
+
+    sequential = SequentialEngine(federation, algorithm, states())
+    vectorized = VectorizedEngine(federation, algorithm, states())
     try:
         expected = _deltas(sequential, few, state)
     except ClientError:
@@ -158,14 +173,9 @@ def _same_items(first: list[Any] | dict[Any, Any] | set[Any], second: Any) -> bo
 
 def _drew_numbers(client: Client, state: GlobalState, device: torch.device) -> bool:
     """Whether the local steps of the client that has just been trained drew random numbers, as dropout does."""
-
-    def generators() -> list[Tensor]:
-        states = [torch.get_rng_state()]
-        return states if device.type == "cpu" else [*states, torch.get_device_module(device.type).get_rng_state()]
-
-    after = generators()
+    after = random_state(device)
     seed_generators(state.seed, state.round, client.index, Purpose.LOCAL_STEPS, device)
-    return not all(torch.equal(a, b) for a, b in zip(after, generators(), strict=True))
+    return not all(torch.equal(a, b) for a, b in zip(after, random_state(device), strict=True))
 
 
 def _deltas(engine: Engine, clients: list[Client], state: GlobalState) -> list[Tensor]:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from lightning import LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_feddua.clients.engine import Client, ClientUpdate, GlobalState, LocalWork, Notify
+from lightning_feddua.clients.gradients import ExtraGradients
+from lightning_feddua.clients.local_training import LocalTraining
+from lightning_feddua.clients.rounds import LocalRounds
+from lightning_feddua.clients.states import ClientStates
+from lightning_feddua.clients.training_step import TRAINING_HOOKS, loss_of, takes_batch_idx
 from lightning_feddua.data.client_data import ClientData
-from lightning_feddua.errors import ClientError, ConfigurationError
+from lightning_feddua.errors import ClientError
 from lightning_feddua.federation import Federation
 from lightning_feddua.log_capture import LogCapture, compute_alone, local_metrics
-from lightning_feddua.sampling import Purpose, generator, seed_generators
+from lightning_feddua.sampling import Purpose, generator, random_state, seed_generators, set_random_state
 
 
 class SequentialEngine:
@@ -26,18 +29,23 @@ class SequentialEngine:
 
     Args:
         federation: the module and its clients.
-        work: how much a client does.
+        algorithm: what clients do.
+        states: what they keep.
     """
 
     name = "sequential"
 
-    def __init__(self, federation: Federation, work: LocalWork) -> None:
+    def __init__(self, federation: Federation, algorithm: LocalTraining, states: ClientStates) -> None:
         fabric, module, view = federation.fabric, federation.module, federation.view
         self._federation = federation
         self._module = module
         self._view = view
         self._transfer = federation.transfer
-        self._work = work
+        self._algorithm = algorithm
+        self._rounds = LocalRounds(federation, algorithm, states)
+        self._gradients = ExtraGradients(federation)
+        vector = federation.parameters.vector
+        self._flat_gradient = torch.empty_like(vector) if algorithm.corrects else None
         self._capture = LogCapture(fabric.device)
         self._losses: list[Tensor] = []
         self._precision = fabric.strategy.precision
@@ -45,7 +53,6 @@ class SequentialEngine:
         self._initial_scaler = None if self._scaler is None else self._scaler.state_dict()
         self._takes_batch_idx = takes_batch_idx(module)
         view.strategy.optimizer_step = self._optimizer_step
-        view.gradient_clip_val = work.gradient_clip_val
         self._optimizers = federation.optimizers
         self._overridden = {name for name in TRAINING_HOOKS if is_overridden(name, module)}
 
@@ -54,23 +61,27 @@ class SequentialEngine:
         federation = self._federation
         for client in clients:
             notify("start", client)
-            federation.restore(state.weights)
-            seed_generators(state.seed, state.round, client.index, Purpose.LOCAL_STEPS, federation.fabric.device)
-            rng = generator(state.seed, state.round, client.index, Purpose.MINIBATCHES)
             try:
-                metrics = self._train(client.data, rng, state.lr_factor)
+                full_gradients = self._rounds.full_gradients([client], state)
+                federation.restore(state.weights)
+                self._optimizers.reset(state.lr_factor)
+                self._local = self._rounds.start([client], state, full_gradients, stacked=False)
+                seed_generators(state.seed, state.round, client.index, Purpose.LOCAL_STEPS, federation.fabric.device)
+                rng = generator(state.seed, state.round, client.index, Purpose.MINIBATCHES)
+                metrics = self._train(client.data, rng, state.work)
             except Exception as exception:
                 raise ClientError(client.name, state.round, "local training", exception) from exception
             notify("end", client)
             delta = federation.parameters.take_delta(state.weights)
             floats = federation.buffers.floats(state.weights.dtype)
-            yield ClientUpdate(client, delta, metrics, floats, federation.buffers.integers())
+            extra = self._rounds.finish([client], delta, self._local)[0]
+            yield ClientUpdate(client, delta, metrics, floats, federation.buffers.integers(), extra)
             federation.parameters.drop_gradients()
 
-    def _train(self, data: ClientData, rng: np.random.Generator, lr_factor: float) -> dict[str, Tensor]:
+    def _train(self, data: ClientData, rng: np.random.Generator, work: LocalWork) -> dict[str, Tensor]:
         """Train one client, from the weights in the module and leaving its own there; return what it logged."""
-        view, work, capture = self._view, self._work, self._capture
-        self._optimizers.reset(lr_factor)
+        view, capture = self._view, self._capture
+        self._work = work
         capture.start()
         self._losses = []
         if self._scaler is not None:
@@ -98,6 +109,7 @@ class SequentialEngine:
     def _step(self, batch: Any, batch_idx: int) -> int:
         module, view = self._module, self._view
         batch = self._transfer(batch)
+        self._batch, self._batch_idx = batch, batch_idx
         self._capture.start_batch(batch)
         if self._hook("on_train_batch_start", batch, batch_idx) == -1:
             return -1
@@ -123,6 +135,8 @@ class SequentialEngine:
         return 0
 
     def _training_step(self, batch: Any, batch_idx: int) -> Any:
+        if self._algorithm.needs_anchor_gradient:
+            self._random_state = random_state(self._federation.fabric.device)
         with self._precision.forward_context():
             if self._takes_batch_idx:
                 output = self._module.training_step(batch, batch_idx)
@@ -157,6 +171,7 @@ class SequentialEngine:
             self._hook("on_before_optimizer_step", optimizer)
             if self._module.automatic_optimization:
                 self._clip(optimizer)
+                self._correct()
             return result
 
         if self._scaler is None:
@@ -167,8 +182,36 @@ class SequentialEngine:
             if _has_gradient(optimizer):
                 self._scaler.step(optimizer, **kwargs)
                 self._scaler.update()
+        if self._module.automatic_optimization:
+            self._algorithm.project(self._federation.parameters.vector, self._local)
+        self._local.step += 1
         self._view.global_step += 1
         return result
+
+    def _correct(self) -> None:
+        """Let the algorithm change the gradient, as one vector; the parameters' gradients become windows on it."""
+        if self._flat_gradient is None:
+            return
+        flat, parameters = self._federation.parameters, self._federation.parameters.tensors
+        if self._algorithm.needs_anchor_gradient:
+            self._local.anchor_gradient = self._anchor_gradient()
+        self._flat_gradient.zero_()
+        windows = flat.gather([parameter.grad for parameter in parameters], self._flat_gradient)
+        self._algorithm.correct(self._flat_gradient, flat.vector, self._local)
+        for parameter, window in zip(parameters, windows, strict=True):
+            if parameter.grad is not None:
+                parameter.grad = window
+
+    def _anchor_gradient(self) -> Tensor:
+        """The gradient of the present minibatch at the global weights, with the same random numbers."""
+        vector, device = self._federation.parameters.vector, self._federation.fabric.device
+        weights, after = vector.clone(), random_state(device)
+        vector.copy_(self._local.anchor)
+        set_random_state(device, self._random_state)
+        gradient = self._gradients.of_batch(self._batch, self._batch_idx)
+        vector.copy_(weights)
+        set_random_state(device, after)
+        return gradient
 
     def _clip(self, optimizer: Optimizer) -> None:
         value = self._work.gradient_clip_val
@@ -197,49 +240,5 @@ class SequentialEngine:
         return results
 
 
-# What a module may override around its local steps.
-TRAINING_HOOKS = (
-    "on_train_start",
-    "on_train_end",
-    "on_train_epoch_start",
-    "on_train_epoch_end",
-    "on_train_batch_start",
-    "on_train_batch_end",
-    "on_before_zero_grad",
-    "on_before_backward",
-    "on_after_backward",
-    "on_before_optimizer_step",
-    "optimizer_step",
-    "optimizer_zero_grad",
-    "configure_gradient_clipping",
-    "backward",
-)
-
-
-def takes_batch_idx(module: LightningModule) -> bool:
-    """Whether `training_step` wants the batch's number; one clear error where it wants what there is not."""
-    name = type(module).__name__
-    if not is_overridden("training_step", module):
-        raise ConfigurationError(f"`{name}` does not define `training_step`.", "Return the loss of a batch from it.")
-    parameters = inspect.signature(module.training_step).parameters
-    if "dataloader_iter" in parameters:
-        raise ConfigurationError(
-            f"`{name}.training_step` takes a `dataloader_iter`, and a federated client has none.",
-            "Write it as `training_step(self, batch, batch_idx)`.",
-        )
-    return len(parameters) > 1
-
-
 def _has_gradient(optimizer: Optimizer) -> bool:
     return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
-
-
-def loss_of(output: Any) -> Tensor | None:
-    """The loss in what a `training_step` returned."""
-    if output is None or isinstance(output, Tensor):
-        return output
-    if isinstance(output, dict) and "loss" in output:
-        return output["loss"]
-    raise TypeError(
-        f"`training_step` returned `{type(output).__name__}`. Return the loss, a dict with the key `loss`, or None."
-    )

@@ -20,20 +20,18 @@ class ClientStack:
         vector = federation.parameters.vector
         self.size = size
         self._federation = federation
-        self._matrix = vector.new_empty(size, vector.numel())
-        # The same memory for autograd, by name, and as the parameters that the optimizer moves.
-        self.values: dict[str, Tensor] = {}
+        self.matrix = vector.new_empty(size, vector.numel())
+        self._gradients: Tensor | None = None
         self.parameters: dict[str, nn.Parameter] = {}
         self.by_parameter: dict[int, nn.Parameter] = {}
-        views = federation.parameters.stacked_views(self._matrix)
+        views = federation.parameters.stacked_views(self.matrix)
         for (name, parameter), view in zip(federation.parameters.named(federation.module), views, strict=True):
-            self.values[f"module.{name}"] = view
             self.parameters[f"module.{name}"] = self.by_parameter[id(parameter)] = nn.Parameter(view)
         self.buffers: dict[str, Tensor] = {}
 
     def load(self, state: GlobalState) -> None:
         """All clients at the global state."""
-        self._matrix.copy_(state.weights)
+        self.matrix.copy_(state.weights)
         self._federation.buffers.restore()
         self.buffers = {
             f"module.{name}": buffer.detach().expand(self.size, *buffer.shape).clone()
@@ -41,6 +39,24 @@ class ClientStack:
         }
         for parameter in self.parameters.values():
             parameter.grad = None
+
+    def at(self, weights: Tensor) -> dict[str, Tensor]:
+        """All clients' parameters at the same weights, to differentiate."""
+        rows = weights.to(self.matrix.dtype).expand_as(self.matrix)
+        views = self._federation.parameters.stacked_views(rows)
+        return {name: view.detach().requires_grad_() for name, view in zip(self.parameters, views, strict=True)}
+
+    def flat_gradients(self) -> Tensor:
+        """The clients' gradients, a row each; the parameters' gradients become windows on them."""
+        if self._gradients is None:
+            self._gradients = torch.empty_like(self.matrix)
+        self._gradients.zero_()
+        gradients = [parameter.grad for parameter in self.parameters.values()]
+        windows = self._federation.parameters.gather(gradients, self._gradients)
+        for parameter, window in zip(self.parameters.values(), windows, strict=True):
+            if parameter.grad is not None:
+                parameter.grad = window
+        return self._gradients
 
     def clip_gradients(self, max_norm: float) -> None:
         """Clip each client's gradient at a global norm, as `clip_grad_norm_` does for one."""
@@ -53,9 +69,9 @@ class ClientStack:
 
     def take_deltas(self, weights: Tensor) -> Tensor:
         """The clients' updates, a row each, written over the stack where dtypes agree."""
-        if self._matrix.dtype == weights.dtype:
-            return self._matrix.sub_(weights)
-        return self._matrix.to(weights.dtype).sub_(weights.to(self._matrix.dtype))
+        if self.matrix.dtype == weights.dtype:
+            return self.matrix.sub_(weights)
+        return self.matrix.to(weights.dtype).sub_(weights.to(self.matrix.dtype))
 
     def flat_buffers(self, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:
         """The clients' float and integer buffers, a row each."""

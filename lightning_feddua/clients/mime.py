@@ -1,0 +1,120 @@
+"""Mime and MimeLite: a centralized optimizer's statistics, frozen during local steps (Karimireddy et al., 2021)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from lightning_feddua.clients.local_training import LocalRound, LocalTraining
+from lightning_feddua.errors import ConfigurationError, choices
+
+if TYPE_CHECKING:
+    from lightning_feddua.reduction import RoundUpdate
+
+STATISTICS = ("none", "momentum", "adam")
+
+
+class MimeLite(LocalTraining):
+    """Local steps ``y −= η_l U(g, s)`` with server statistics ``s`` that only full gradients change.
+
+    ``U`` is momentum, ``(1 − β₁) g + β₁ m``, or Adam, the same divided by ``√v + ε``. After a round ``m`` and ``v``
+    take in the mean of the clients' full gradients at ``w_t``, one pass over their data more. The module's optimizer is
+    plain SGD.
+
+    Args:
+        statistics: ``"momentum"``, ``"adam"``, or ``"none"``.
+        beta1: memory of ``m``.
+        beta2: memory of ``v``.
+        eps: added to ``√v``.
+    """
+
+    extra_vectors: ClassVar[tuple[str, ...]] = ("full_gradient",)
+    needs_full_gradient = True
+    needs_constant_lr = True
+
+    def __init__(
+        self,
+        statistics: Literal["none", "momentum", "adam"] = "momentum",
+        beta1: float = 0.9,
+        beta2: float = 0.99,
+        eps: float = 1e-3,
+    ) -> None:
+        super().__init__()
+        if statistics not in STATISTICS:
+            raise ConfigurationError(
+                f"There are no statistics `{statistics}`.", f"Choose one of {choices(STATISTICS)}."
+            )
+        for name, beta in (("beta1", beta1), ("beta2", beta2)):
+            if not 0 <= beta < 1:
+                raise ConfigurationError(f"`{name}={beta}` lies outside [0, 1).", "Choose a value inside, such as 0.9.")
+        if not 0 < eps < float("inf"):
+            raise ConfigurationError(f"`eps={eps}` is not a positive number.", "Choose one, such as 0.001.")
+        self.statistics = statistics
+        self.beta1, self.beta2, self.eps = beta1, beta2, eps
+
+    def set_up(self, weights: Tensor, population: int, local_steps: int | None) -> None:
+        """``m = v = 0``."""
+        names = {"none": (), "momentum": ("m",), "adam": ("m", "v")}[self.statistics]
+        self.vectors = {name: torch.zeros_like(weights) for name in names}
+
+    def correct(self, gradient: Tensor, weights: Tensor, local: LocalRound) -> None:
+        """``U(g, s)``."""
+        if "m" in self.vectors:
+            gradient.mul_(1 - self.beta1).add_(self.vectors["m"], alpha=self.beta1)
+        if "v" in self.vectors:
+            gradient.div_(self.vectors["v"].sqrt().add_(self.eps))
+
+    def finish(self, delta: Tensor, local: LocalRound) -> dict[str, Tensor]:
+        """The gradient of all of the client's data at ``w_t``."""
+        assert local.full_gradient is not None
+        return {"full_gradient": local.full_gradient}
+
+    def aggregate(self, weights: Tensor, update: RoundUpdate, eta_g: float) -> None:
+        """``s = V(mean ∇F_i(w_t), s)``."""
+        self._take_in(update.extra_vectors["full_gradient"])
+
+    def _take_in(self, c: Tensor) -> None:
+        if "m" in self.vectors:
+            self.vectors["m"].mul_(self.beta1).add_(c, alpha=1 - self.beta1)
+        if "v" in self.vectors:
+            self.vectors["v"].mul_(self.beta2).addcmul_(c, c, value=1 - self.beta2)
+
+
+class Mime(MimeLite):
+    """MimeLite with drift corrected as in SVRG: ``y −= η_l U(g(y) − g(w_t) + c, s)``, both ``g`` of the same minibatch.
+
+    ``c``, the mean of the cohort's full gradients at ``w_t``, is needed before the first local step: each round has a
+    second reduction, and each local step a second gradient.
+
+    Args:
+        statistics: ``"momentum"``, ``"adam"``, or ``"none"``.
+        beta1: memory of ``m``.
+        beta2: memory of ``v``.
+        eps: added to ``√v``.
+    """
+
+    extra_vectors = ()
+    needs_full_gradient = False
+    needs_mean_gradient = True
+    needs_anchor_gradient = True
+
+    def begin_round(self, lr: float, mean_gradient: Tensor | None) -> None:
+        """Keep ``c`` for the round."""
+        assert mean_gradient is not None
+        self._c = mean_gradient
+
+    def correct(self, gradient: Tensor, weights: Tensor, local: LocalRound) -> None:
+        """``U(g(y) − g(w_t) + c, s)``."""
+        assert local.anchor_gradient is not None
+        gradient.sub_(local.anchor_gradient).add_(self._c)
+        super().correct(gradient, weights, local)
+
+    def finish(self, delta: Tensor, local: LocalRound) -> dict[str, Tensor]:
+        """Nothing to send: the server knows ``c``."""
+        return {}
+
+    def aggregate(self, weights: Tensor, update: RoundUpdate, eta_g: float) -> None:
+        """``s = V(c, s)``."""
+        self._take_in(self._c)

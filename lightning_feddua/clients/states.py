@@ -1,0 +1,139 @@
+"""What stateful algorithms keep for each client: made when first needed, on the rank that trained the client last."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor
+
+
+class ClientStates:
+    """A few vectors of each client, held by one rank and moved when another rank trains the client.
+
+    A client that never took part costs nothing. Which rank holds which client follows from the cohorts alone, so that
+    every rank knows it without being told.
+
+    Args:
+        fabric: for the moves.
+        names: the vectors.
+        size: the number of elements of each.
+        dtype: their dtype.
+        keep: ``"memory"``, or ``"disk"`` for files that are mapped into memory.
+        folder: where such files live; a temporary folder by default.
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        names: Sequence[str],
+        size: int,
+        dtype: torch.dtype,
+        keep: Literal["memory", "disk"] = "memory",
+        folder: Path | None = None,
+    ) -> None:
+        self._fabric = fabric
+        self.names = tuple(names)
+        self._shape = (len(self.names), size)
+        self._dtype = dtype
+        self._rows: dict[int, Tensor] = {}
+        # The rank that holds each client; the same on every rank.
+        self._holders: dict[int, int] = {}
+        self._file = _RowFile(self._shape, dtype, folder) if keep == "disk" and self.names else None
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def get(self, client: int) -> Tensor:
+        """A copy of a client's vectors on the device, shape (names, size); zeros for a client without any."""
+        row = self._rows.get(client)
+        if row is None:
+            return torch.zeros(self._shape, dtype=self._dtype, device=self._fabric.device)
+        return row.to(self._fabric.device, copy=True)
+
+    def put(self, client: int, vectors: Tensor) -> None:
+        """Keep a client's vectors."""
+        row = self._rows.get(client)
+        if row is None:
+            row = torch.empty(self._shape, dtype=self._dtype) if self._file is None else self._file.new_row()
+            self._rows[client] = row
+        row.copy_(vectors)
+
+    def move(self, hands: Sequence[Sequence[int]]) -> None:
+        """Bring the vectors of a cohort to the ranks that will train it. Every rank calls this with the same hands.
+
+        Args:
+            hands: for each rank, the clients that it trains.
+        """
+        if not self.names:
+            return
+        own = self._fabric.global_rank
+        sent, arrivals, pending = [], [], []
+        for rank, hand in enumerate(hands):
+            for client in hand:
+                holder = self._holders.get(client, rank)
+                self._holders[client] = rank
+                if holder == rank:
+                    continue
+                if holder == own:
+                    vectors = self.get(client)
+                    pending.append(torch.distributed.isend(vectors, rank))
+                    # Kept until it has been sent.
+                    sent.append((client, vectors))
+                elif rank == own:
+                    vectors = torch.empty(self._shape, dtype=self._dtype, device=self._fabric.device)
+                    pending.append(torch.distributed.irecv(vectors, holder))
+                    arrivals.append((client, vectors))
+        for work in pending:
+            if work is not None:
+                work.wait()
+        for client, _ in sent:
+            row = self._rows.pop(client)
+            if self._file is not None:
+                self._file.free_row(row)
+        for client, vectors in arrivals:
+            self.put(client, vectors)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The clients that this rank holds."""
+        return {"names": list(self.names), "rows": dict(self._rows)}
+
+    def load_state_dict(self, parts: Sequence[dict[str, Any]]) -> None:
+        """Go on from the states of all ranks of another run, be they as many as here or not."""
+        clients = sorted(client for part in parts for client in part["rows"])
+        self._holders = {client: i % self._fabric.world_size for i, client in enumerate(clients)}
+        self._rows = {}
+        for part in parts:
+            for client, row in part["rows"].items():
+                if self._holders[client] == self._fabric.global_rank:
+                    self.put(client, row)
+
+
+class _RowFile:
+    """Rows of files mapped into memory, a block of them a file; rows that are given up are used again."""
+
+    _BLOCK_ROWS = 64
+
+    def __init__(self, shape: tuple[int, int], dtype: torch.dtype, folder: Path | None) -> None:
+        self._shape = shape
+        self._dtype = np.dtype(str(dtype).removeprefix("torch."))
+        self._folder = tempfile.TemporaryDirectory(prefix="client_states_", dir=folder)
+        self._blocks = 0
+        self._free: list[Tensor] = []
+
+    def new_row(self) -> Tensor:
+        if not self._free:
+            path = Path(self._folder.name) / f"{self._blocks}.bin"
+            # A sparse file: rows take space when they are written.
+            block = np.memmap(path, dtype=self._dtype, mode="w+", shape=(self._BLOCK_ROWS, *self._shape))
+            self._free = list(torch.from_numpy(block).unbind())[::-1]
+            self._blocks += 1
+        return self._free.pop()
+
+    def free_row(self, row: Tensor) -> None:
+        self._free.append(row)
