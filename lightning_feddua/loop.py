@@ -24,8 +24,10 @@ from lightning_feddua.clients.engine import Client, Engine, GlobalState, LocalWo
 from lightning_feddua.clients.gradients import ExtraGradients
 from lightning_feddua.clients.local_training import LocalTraining
 from lightning_feddua.clients.requirements import check_algorithm
-from lightning_feddua.clients.selection import ENGINES, choose_engine
+from lightning_feddua.clients.selection import choose_engine
+from lightning_feddua.clients.sequential import SequentialEngine
 from lightning_feddua.clients.states import ClientStates
+from lightning_feddua.clients.vectorized import VectorizedEngine
 from lightning_feddua.data.module import FederatedDataModule
 from lightning_feddua.evaluation import Stage
 from lightning_feddua.federation import Federation
@@ -43,6 +45,7 @@ from lightning_feddua.settings import (
     cohort_size,
 )
 
+ENGINES = ("auto", "sequential", "vectorized")
 CLIENT_WEIGHTS = ("uniform", "samples")
 CLIENT_STATES = ("memory", "disk")
 # Prefix of the metrics of w_{t+1}, where the plain names are those of the averaged iterate.
@@ -69,6 +72,8 @@ class FederatedLoop:
         local_lr_decay: multiplies the module's learning rates in each round after the first.
         engine: how a rank runs its clients: ``"sequential"``, one after another, bit for bit as Trainer would;
             ``"vectorized"``, many in one vmapped step; ``"auto"``, whichever a few trial steps show to be faster.
+        compile: whether the vectorized engine compiles the local steps of a stack of clients into one function. That
+            takes a minute or so at the start, and is checked against the eager steps.
         client_states: where the vectors are that an algorithm keeps for each client: ``"memory"`` or ``"disk"``.
         validate_every: validate after every so many rounds and after the last; 0 for never.
         out_dir: where runs are kept; each gets a folder ``version_N`` of its own.
@@ -105,6 +110,7 @@ class FederatedLoop:
         gradient_clip_val: float | None = None,
         local_lr_decay: float = 1.0,
         engine: Literal["auto", "sequential", "vectorized"] = "auto",
+        compile: bool = False,
         client_states: Literal["memory", "disk"] = "memory",
         validate_every: int = 1,
         out_dir: str | Path = "runs",
@@ -123,7 +129,7 @@ class FederatedLoop:
         check_positive("local_lr_decay", local_lr_decay)
         check_instance("server", server, FedDuAServer)
         check_instance("client", client, LocalTraining)
-        check_choice("engine", engine, ("auto", *ENGINES))
+        check_choice("engine", engine, ENGINES)
         check_choice("client_weights", client_weights, CLIENT_WEIGHTS)
         check_choice("client_states", client_states, CLIENT_STATES)
         self.server = server if server is not None else FedDuAdagrad()
@@ -136,6 +142,7 @@ class FederatedLoop:
         self.gradient_clip_val = gradient_clip_val
         self.local_lr_decay = local_lr_decay
         self.engine = engine
+        self.compile = compile
         self.client_states = client_states
         self.validate_every = validate_every
         self.out_dir = Path(out_dir)
@@ -232,7 +239,11 @@ class FederatedLoop:
         self.states = ClientStates(
             self.fabric, self.client.client_state, size, dtype, self.client_states, folder=self.run_dir
         )
-        self._engine: Engine = ENGINES[name](federation, self.client, self.states)
+        self._engine: Engine = (
+            VectorizedEngine(federation, self.client, self.states, self.compile)
+            if name == "vectorized"
+            else SequentialEngine(federation, self.client, self.states)
+        )
         self.server.reset()
         self.history = []
         self.current_round = 0

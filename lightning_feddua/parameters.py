@@ -44,6 +44,7 @@ class FlatParameters:
 
     def __init__(self, module: nn.Module) -> None:
         self.tensors = trainable_parameters(module)
+        self._strides = [_dense_stride(parameter) for parameter in self.tensors]
         first = self.tensors[0]
         self.vector = torch.empty(
             sum(p.numel() for p in self.tensors), dtype=first.dtype, device=first.device, requires_grad=False
@@ -58,8 +59,8 @@ class FlatParameters:
     def views(self, vector: Tensor) -> Iterator[Tensor]:
         """Windows on a flat vector, one for each parameter, with its shape and memory format."""
         offset = 0
-        for parameter in self.tensors:
-            yield vector.as_strided(parameter.shape, _dense_stride(parameter), vector.storage_offset() + offset)
+        for parameter, strides in zip(self.tensors, self._strides, strict=True):
+            yield vector.as_strided(parameter.shape, strides, vector.storage_offset() + offset)
             offset += parameter.numel()
 
     def named(self, module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -71,10 +72,9 @@ class FlatParameters:
     def stacked_views(self, matrix: Tensor) -> Iterator[Tensor]:
         """Windows on a matrix of flat vectors, one for each parameter, with its shape behind the first axis."""
         offset = 0
-        for parameter in self.tensors:
-            strides = (matrix.stride(0), *_dense_stride(parameter))
+        for parameter, strides in zip(self.tensors, self._strides, strict=True):
             start = matrix.storage_offset() + offset
-            yield matrix.as_strided((len(matrix), *parameter.shape), strides, start)
+            yield matrix.as_strided((len(matrix), *parameter.shape), (matrix.stride(0), *strides), start)
             offset += parameter.numel()
 
     def gather(self, tensors: Sequence[Tensor | None], out: Tensor) -> list[Tensor]:

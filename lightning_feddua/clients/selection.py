@@ -30,12 +30,6 @@ _TRIAL_CLIENTS = 2
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 0.05}
 
 
-ENGINES: dict[str, type[SequentialEngine] | type[VectorizedEngine]] = {
-    "sequential": SequentialEngine,
-    "vectorized": VectorizedEngine,
-}
-
-
 def choose_engine(
     name: str, federation: Federation, algorithm: LocalTraining, clients: list[Client], state: GlobalState
 ) -> tuple[str, str]:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_feddua.clients.engine import GlobalState
 from lightning_feddua.federation import Federation
@@ -13,20 +13,19 @@ class ClientStack:
 
     Args:
         federation: the module whose parameters are stacked.
-        size: the number of clients.
+        matrix: where they are: the clients' parameters as flat vectors, a row each.
     """
 
-    def __init__(self, federation: Federation, size: int) -> None:
-        vector = federation.parameters.vector
-        self.size = size
+    def __init__(self, federation: Federation, matrix: Tensor) -> None:
+        self.size = len(matrix)
         self._federation = federation
-        self.matrix = vector.new_empty(size, vector.numel())
+        self.matrix = matrix
         self._gradients: Tensor | None = None
-        self.parameters: dict[str, nn.Parameter] = {}
-        self.by_parameter: dict[int, nn.Parameter] = {}
+        self.parameters: dict[str, Tensor] = {}
+        self.by_parameter: dict[int, Tensor] = {}
         views = federation.parameters.stacked_views(self.matrix)
         for (name, parameter), view in zip(federation.parameters.named(federation.module), views, strict=True):
-            self.parameters[f"module.{name}"] = self.by_parameter[id(parameter)] = nn.Parameter(view)
+            self.parameters[f"module.{name}"] = self.by_parameter[id(parameter)] = view.detach().requires_grad_()
         self.buffers: dict[str, Tensor] = {}
 
     def load(self, state: GlobalState) -> None:

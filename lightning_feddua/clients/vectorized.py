@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
-from torch.func import functional_call, grad_and_value, vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
+from lightning_feddua.clients.compiled import CompiledSteps
 from lightning_feddua.clients.engine import Client, ClientUpdate, GlobalState, Notify
 from lightning_feddua.clients.local_training import LocalRound, LocalTraining
 from lightning_feddua.clients.rounds import LocalRounds
 from lightning_feddua.clients.stack import ClientStack
+from lightning_feddua.clients.stacked_steps import StackedSteps
 from lightning_feddua.clients.states import ClientStates
-from lightning_feddua.clients.training_step import TRAINING_HOOKS, TrainingStep
+from lightning_feddua.clients.training_step import TRAINING_HOOKS
 from lightning_feddua.data.client_data import minibatches, stacked_batch
 from lightning_feddua.errors import ClientError
 from lightning_feddua.federation import Federation
-from lightning_feddua.log_capture import LogCapture
-from lightning_feddua.sampling import Purpose, generator, random_state, seed_generators, set_random_state
+from lightning_feddua.sampling import Purpose, generator, seed_generators
 
 # Optimizers that treat each element on its own, so that a stack of clients is to them one larger tensor.
 ELEMENTWISE = (
@@ -50,11 +50,14 @@ class VectorizedEngine:
         federation: the module and its clients.
         algorithm: what clients do.
         states: what they keep.
+        compile: whether to compile the local steps of a stack into one function.
     """
 
     name = "vectorized"
 
-    def __init__(self, federation: Federation, algorithm: LocalTraining, states: ClientStates) -> None:
+    def __init__(
+        self, federation: Federation, algorithm: LocalTraining, states: ClientStates, compile: bool = False
+    ) -> None:
         self._federation = federation
         self._algorithm = algorithm
         self._rounds = LocalRounds(federation, algorithm, states)
@@ -62,11 +65,9 @@ class VectorizedEngine:
         self._view = federation.view
         self._optimizer = federation.optimizers.optimizers[0]
         self._own_parameters = [list(group["params"]) for group in self._optimizer.param_groups]
-        self._step_module = TrainingStep(self._module)
-        self._capture = LogCapture(federation.fabric.device)
+        self._steps = StackedSteps(federation, algorithm)
+        self._compiled = CompiledSteps(federation, algorithm, self._steps, self._attach) if compile else None
         self._stack: ClientStack | None = None
-        self._forward_can_be_vmapped = True
-        self._unused: set[str] | None = None
         # Clients that fit into one minibatch: who, their samples, and the state of those when they were stacked.
         self._whole: tuple[list[int], Any, list[int]] | None = None
         parameter_bytes = len(federation.parameters) * federation.parameters.vector.element_size()
@@ -135,111 +136,17 @@ class VectorizedEngine:
         federation.optimizers.reset(state.lr_factor)
         local = self._rounds.start(chunk, state, full_gradients, stacked=True)
         seed_generators(state.seed, state.round, chunk[0].index, Purpose.LOCAL_STEPS, federation.fabric.device)
-        sizes = {len(client.data) for client in chunk}
         view.training = True
         view.start_client(work, len(chunk[0].data))
-        logged = LogCapture(federation.fabric.device)
-        epoch = -1
-        with self._capture.attached(self._module):
-            for index, (new_epoch, batch) in enumerate(self._batches(chunk, state)):
-                if new_epoch != epoch:
-                    if epoch >= 0:
-                        federation.optimizers.step_schedulers("epoch", epoch + 1)
-                    epoch, first = new_epoch, index
-                    view.current_epoch = epoch if len(sizes) == 1 else None
-                self._step(stack, batch, index - first, logged, local)
-                federation.optimizers.step_schedulers("step", index - first + 1)
-                view.global_step += 1
+        sizes = {len(client.data) for client in chunk}
+        batches = self._batches(chunk, state)
+        clip, same_size = work.gradient_clip_val, len(sizes) == 1
+        if self._compiled is None:
+            metrics = self._steps.run(stack, batches, local, clip, same_size)
+        else:
+            metrics = self._compiled.run(stack, batches, local, clip, same_size, state.lr_factor)
         view.stop_client()
-        return {name: value for name, (value, _) in logged.values().items()}, local
-
-    def _step(self, stack: ClientStack, batch: Any, batch_idx: int, logged: LogCapture, local: LocalRound) -> None:
-        weights: dict[str, float] = {}
-        capture = self._capture
-
-        def loss_and_more(
-            parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any
-        ) -> tuple[Tensor, tuple[dict[str, Tensor], dict[str, Tensor]]]:
-            capture.start()
-            capture.start_batch(batch)
-            # Copies, because a step may write to them and `torch.func.grad` forbids that for what comes from outside.
-            buffers = {name: buffer.clone() for name, buffer in buffers.items()}
-            loss = functional_call(self._step_module, {**parameters, **buffers}, (batch, batch_idx))
-            values = capture.values()
-            weights.update({name: weight for name, (_, weight) in values.items()})
-            return loss, ({name: value for name, (value, _) in values.items()}, buffers)
-
-        if self._algorithm.needs_anchor_gradient:
-            local.anchor_gradient = self._anchor_gradient(loss_and_more, stack, batch, local)
-        found = self._differentiate(loss_and_more, stack.parameters, stack.buffers, batch)
-        gradients, losses, logs, stack.buffers = found
-        if capture.metrics:
-            raise TypeError(f"the metric `{next(iter(capture.metrics))}` keeps a state of its own")
-        for name, parameter in stack.parameters.items():
-            parameter.grad = gradients[name]
-        if self._work.gradient_clip_val is not None:
-            stack.clip_gradients(self._work.gradient_clip_val)
-        if self._algorithm.corrects:
-            self._algorithm.correct(stack.flat_gradients(), stack.matrix, local)
-        self._optimizer.step()
-        self._algorithm.project(stack.matrix, local)
-        local.step += 1
-        if "loss" not in logs:
-            logged.accumulate("loss", losses, 1.0)
-        for name, value in logs.items():
-            logged.accumulate(name, value, weights[name], capture.kinds[name])
-
-    def _anchor_gradient(
-        self, function: Callable[..., Any], stack: ClientStack, batch: Any, local: LocalRound
-    ) -> Tensor:
-        """The gradients of the present minibatches at the global weights; the step then draws the same numbers."""
-        device = self._federation.fabric.device
-        before = random_state(device)
-        gradients = self._differentiate(function, stack.at(local.anchor), stack.buffers, batch)[0]
-        set_random_state(device, before)
-        flat = torch.zeros_like(stack.matrix)
-        self._federation.parameters.gather([gradients[name] for name in stack.parameters], flat)
-        return flat
-
-    def _differentiate(
-        self, function: Callable[..., Any], parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any
-    ) -> tuple[dict[str, Tensor | None], Tensor, dict[str, Tensor], dict[str, Tensor]]:
-        """Gradients (None for parameters that the step does not use), losses, logs and buffers of all clients.
-
-        The gradient of the sum of the clients' losses is the stack of their gradients, and one backward pass after a
-        vmapped forward pass is the fastest way to it. Fused kernels such as an LSTM's can be vmapped only together with
-        their gradient.
-        """
-        context = self._federation.fabric.strategy.precision.forward_context
-        if self._forward_can_be_vmapped:
-            try:
-                with context():
-                    step = vmap(function, randomness="different")
-                    losses, (logs, new_buffers) = step(parameters, buffers, batch)
-                found = torch.autograd.grad(losses.sum(), list(parameters.values()), allow_unused=True)
-                new_buffers = {name: buffer.detach() for name, buffer in new_buffers.items()}
-                return dict(zip(parameters, found, strict=True)), losses.detach(), logs, new_buffers
-            except RuntimeError as error:
-                if "Batching rule not implemented" not in str(error):
-                    raise
-                self._forward_can_be_vmapped = False
-        if self._unused is None:
-            self._unused = self._find_unused(batch)
-        with context():
-            step = vmap(grad_and_value(function, has_aux=True), randomness="different")
-            values = {name: parameter.detach() for name, parameter in parameters.items()}
-            gradients, (losses, (logs, new_buffers)) = step(values, buffers, batch)
-        return {n: None if n in self._unused else g for n, g in gradients.items()}, losses, logs, new_buffers
-
-    def _find_unused(self, batch: Any) -> set[str]:
-        """Parameters that a step does not use: they have no gradient, which is not the same as a zero one."""
-        first = tree_map(lambda leaf: leaf[0] if isinstance(leaf, Tensor) else leaf, batch)
-        self._federation.buffers.restore()
-        with self._federation.fabric.strategy.precision.forward_context():
-            loss = self._step_module(first, 0)
-        names, parameters = zip(*self._federation.parameters.named(self._module), strict=True)
-        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-        return {f"module.{name}" for name, gradient in zip(names, gradients, strict=True) if gradient is None}
+        return metrics, local
 
     def _batches(self, chunk: list[Client], state: GlobalState) -> Iterator[tuple[int, Any]]:
         """Stacked minibatches, each with the number of the pass that the first client is in."""
@@ -280,11 +187,16 @@ class VectorizedEngine:
     def _prepare_stack(self, size: int) -> ClientStack:
         """A stack for this many clients, with the optimizer working on it."""
         if self._stack is None or self._stack.size != size:
-            self._stack = ClientStack(self._federation, size)
-        own = self._stack.by_parameter
+            vector = self._federation.parameters.vector
+            self._stack = ClientStack(self._federation, vector.new_empty(size, len(vector)))
+        self._attach(self._stack)
+        return self._stack
+
+    def _attach(self, stack: ClientStack) -> None:
+        """Let the optimizer work on a stack."""
+        own = stack.by_parameter
         for group, parameters in zip(self._optimizer.param_groups, self._own_parameters, strict=True):
             group["params"] = [own[id(parameter)] for parameter in parameters if id(parameter) in own]
-        return self._stack
 
     def _updates(
         self, chunk: list[Client], state: GlobalState, metrics: dict[str, Tensor], local: LocalRound
