@@ -19,6 +19,9 @@ from lightning_feddua.servers import (
     FedExP,
     FedExPM,
     FedYogi,
+    Hypentropy,
+    MirrorMap,
+    PNorm,
 )
 
 __all__ = [
@@ -38,7 +41,10 @@ __all__ = [
     "FederatedCallback",
     "FederatedDataModule",
     "FederatedLoop",
+    "Hypentropy",
     "LocalTraining",
+    "MirrorMap",
+    "PNorm",
     "RoundUpdate",
     "__version__",
 ]
