@@ -196,6 +196,7 @@ def test_pieces_give_what_the_whole_gives(mirror_map, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr("lightning_feddua.parameters._CHUNK", 64)
             assert pieces.step(b, update) == pytest.approx(eta, rel=1e-11)
+            assert max(len(v) for _, _, v in mirror_map.line(b, update.mean_delta)._pieces()) == 64
     torch.testing.assert_close(a, b, rtol=1e-10, atol=0)
 
 

@@ -64,7 +64,7 @@ class _NormGradient:
     def __init__(self, r: float, pieces: Callable[[], Iterable[Tensor]]) -> None:
         self.r = r
         self.largest = torch.stack([torch.linalg.vector_norm(x, math.inf) for x in pieces()]).amax().item()
-        # Of a zero vector; the gradient is 0.
+        # Those of a zero vector, whose gradient is 0.
         self.norm = self.factor = 0.0
         if self.largest != 0:
             total = torch.stack([(x / self.largest).abs_().pow_(r).sum() for x in pieces()]).sum().item()
