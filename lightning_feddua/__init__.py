@@ -30,6 +30,9 @@ from lightning_feddua.servers import (
     FedExP,
     FedExPM,
     FedYogi,
+    Hypentropy,
+    MirrorMap,
+    PNorm,
 )
 
 __all__ = [
@@ -53,10 +56,13 @@ __all__ = [
     "FederatedCallback",
     "FederatedDataModule",
     "FederatedLoop",
+    "Hypentropy",
     "LocalRound",
     "LocalTraining",
     "Mime",
     "MimeLite",
+    "MirrorMap",
+    "PNorm",
     "RoundUpdate",
     "Scaffnew",
     "Scaffold",

@@ -1,6 +1,7 @@
 """A module's trainable parameters as one vector, and its buffers beside it."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,19 @@ _CHUNK_ACCELERATOR = 1 << 24
 def chunk_size(device: torch.device) -> int:
     """How many elements to handle at a time on a device."""
     return _CHUNK if device.type == "cpu" else _CHUNK_ACCELERATOR
+
+
+def chunks(*vectors: Tensor | None, size: int | None = None) -> Iterator[tuple[Any, ...]]:
+    """Windows of all vectors in step, so that temporaries stay in the cache and are never d-sized.
+
+    Args:
+        vectors: of one length; at least one is not None, and a None is handed on.
+        size: of a window; by default as suits the device.
+    """
+    first = next(vector for vector in vectors if vector is not None)
+    size = chunk_size(first.device) if size is None else size
+    for start in range(0, first.numel(), size):
+        yield tuple(None if vector is None else vector[start : start + size] for vector in vectors)
 
 
 def scalar_dtype(device: torch.device) -> torch.dtype:

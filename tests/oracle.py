@@ -40,3 +40,84 @@ def gradient_descent_deltas(xs, ys, w, lr, steps):
         series = sum((1 - lr * eigenvalues) ** k for k in range(steps))
         deltas.append(x.T @ (u @ (series * (u.T @ (y - x @ w)))) * lr / len(y))
     return np.array(deltas)
+
+
+class Quadratic:
+    """``ψ(x) = ½ xᵀ G x``, G diagonal."""
+
+    def __init__(self, g):
+        self.g = g
+
+    def psi(self, x):
+        return 0.5 * (self.g * x**2).sum()
+
+    def grad_psi(self, x):
+        return self.g * x
+
+    def grad_phi(self, theta):
+        return theta / self.g
+
+
+class PNorm:
+    """``ψ(x) = ½ ‖x‖_p²``."""
+
+    def __init__(self, p):
+        self.p = p
+
+    def psi(self, x):
+        return 0.5 * (np.abs(x) ** self.p).sum() ** (2 / self.p)
+
+    def grad_psi(self, x, p=None):
+        p = p or self.p
+        norm = (np.abs(x) ** p).sum() ** (1 / p)
+        return norm * np.sign(x) * (np.abs(x) / norm) ** (p - 1) if norm else np.zeros_like(x)
+
+    def grad_phi(self, theta):
+        return self.grad_psi(theta, self.p / (self.p - 1))
+
+
+class Hypentropy:
+    """``ψ(x) = Σ x asinh(x/β) − √(x² + β²)``."""
+
+    def __init__(self, beta):
+        self.beta = beta
+
+    def psi(self, x):
+        return (x * np.arcsinh(x / self.beta) - np.hypot(x, self.beta)).sum()
+
+    def grad_psi(self, x):
+        return np.arcsinh(x / self.beta)
+
+    def grad_phi(self, theta):
+        return self.beta * np.sinh(theta)
+
+
+def bregman(mirror_map, x, y):
+    """``D_ψ(x | y)``."""
+    return mirror_map.psi(x) - mirror_map.psi(y) - mirror_map.grad_psi(y) @ (x - y)
+
+
+class MirrorServer:
+    """``w = ∇φ(∇ψ(w) + η v)``, where η is given or ``h(η) + ε_g η = m`` is solved by bisection."""
+
+    def __init__(self, mirror_map, eta=None, beta1=0.0, eps_g=0.0):
+        self.map, self.eta, self.beta1, self.eps_g = mirror_map, eta, beta1, eps_g
+        self.v = self.m = 0.0
+
+    def step(self, w, deltas):
+        self.v = self.beta1 * self.v + (1 - self.beta1) * deltas.mean(0)
+        self.m = self.beta1 / 2 * self.m + (1 - self.beta1) * 0.5 * (deltas**2).sum(1).mean()
+        theta, v = self.map.grad_psi(w), self.v
+        eta = self.eta
+        if eta is None:
+            low, high = 0.0, 1.0
+
+            def short(eta):
+                return (self.map.grad_phi(theta + eta * v) - w) @ v + self.eps_g * eta < self.m
+
+            while short(high):
+                high *= 2
+            for _ in range(100):
+                eta = (low + high) / 2
+                low, high = (eta, high) if short(eta) else (low, eta)
+        return self.map.grad_phi(theta + eta * v), eta

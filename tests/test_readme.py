@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
 
 from lightning_feddua.cli import main
 
@@ -23,7 +24,7 @@ COMMANDS = sorted(
 def test_python_examples_run_one_after_another(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     examples = [block for language, block in BLOCKS if language == "python"]
-    assert len(examples) == 5
+    assert len(examples) == 6
     scope = {}
     for example in examples:
         exec(example, scope)  # the documentation is the code under test
@@ -35,6 +36,8 @@ def test_python_examples_run_one_after_another(tmp_path, monkeypatch, capsys):
     before = model.head.bias.detach().clone()
     loop.fit(model, scope["data"])
     assert ((model.head.bias - before).abs() - 0.5).abs().max() < 1e-6
+    w = torch.linspace(-3, 3, 7, dtype=torch.float64)
+    torch.testing.assert_close(scope["Cosh"]().grad_phi(scope["Cosh"]().grad_psi(w)), w)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

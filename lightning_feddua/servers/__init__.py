@@ -1,4 +1,5 @@
 from lightning_feddua.servers.feddua import FedDuAServer
+from lightning_feddua.servers.mirror_maps import Hypentropy, MirrorMap, PNorm
 from lightning_feddua.servers.rules import (
     FedAdagrad,
     FedAdam,
@@ -24,4 +25,7 @@ __all__ = [
     "FedExP",
     "FedExPM",
     "FedYogi",
+    "Hypentropy",
+    "MirrorMap",
+    "PNorm",
 ]

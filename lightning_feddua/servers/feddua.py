@@ -3,11 +3,14 @@
 Every rule is one update, ``w ← w + η G⁻¹ v``, with three independent choices: the direction ``v`` (the mean update
 ``Δ̄``, or its momentum), the preconditioner ``G = √s + ε`` (identity, Adagrad, Adam, Yogi), and the step ``η`` (a
 constant, or FedDuA's ``η = m / (‖v‖²_{G⁻¹} + ε_g)`` with ``m = ½ mean ‖Δ_i‖²``).
+
+That is mirror descent, ``w ← ∇φ(∇ψ(w) + η v)``, with ``ψ(x) = ½ xᵀ G x``. Any other mirror map takes the place of G,
+and FedDuA's step is then ``η = h⁻¹(m)`` with ``h(η) = ⟨∇φ(∇ψ(w) + η v) − w, v⟩``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -16,9 +19,12 @@ from torch import Tensor
 
 from lightning_feddua.callbacks.base import FederatedCallback
 from lightning_feddua.errors import ConfigurationError, choices
-from lightning_feddua.parameters import chunk_size, scalar_dtype
+from lightning_feddua.parameters import chunks, scalar_dtype
 from lightning_feddua.reduction import RoundUpdate
+from lightning_feddua.servers.mirror_maps import MirrorMap
+from lightning_feddua.servers.mirror_maps.base import DualLine
 from lightning_feddua.servers.preconditioners import PRECONDITIONERS
+from lightning_feddua.settings import check_instance
 
 if TYPE_CHECKING:
     from lightning_feddua.loop import FederatedLoop
@@ -28,7 +34,8 @@ class FedDuAServer(FederatedCallback):
     """The whole family of server rules; the named rules fix its choices.
 
     Args:
-        preconditioner: ``"identity"``, ``"adagrad"``, ``"adam"`` or ``"yogi"``.
+        preconditioner: ``"identity"``, ``"adagrad"``, ``"adam"`` or ``"yogi"``. By default Adagrad, or the identity
+            where there is a mirror map.
         step_size: ``"adaptive"`` for FedDuA's step, or a constant global learning rate η_g.
         beta1: momentum of the direction; 0 for none.
         beta2: memory of the Adam and Yogi accumulators.
@@ -38,6 +45,8 @@ class FedDuAServer(FederatedCallback):
         heavy_ball: accumulate the direction undamped, ``v = β₁ v + Δ̄``; constant steps only.
         bias_correction: divide v, s and m by their missing mass in early rounds, as the original Adam does.
         initial_accumulator: the value of s before the first round.
+        mirror_map: the geometry to move in, such as :class:`PNorm`; None for the preconditioner's. With the adaptive
+            step, ``h(η) + ε_g η = m`` is solved for η.
 
     Example:
         >>> server = FedDuAServer("identity")
@@ -51,7 +60,7 @@ class FedDuAServer(FederatedCallback):
 
     def __init__(
         self,
-        preconditioner: Literal["identity", "adagrad", "adam", "yogi"] = "adagrad",
+        preconditioner: Literal["identity", "adagrad", "adam", "yogi"] | None = None,
         step_size: Literal["adaptive"] | float = "adaptive",
         beta1: float = 0.0,
         beta2: float = 0.99,
@@ -61,7 +70,11 @@ class FedDuAServer(FederatedCallback):
         heavy_ball: bool = False,
         bias_correction: bool = False,
         initial_accumulator: float = 0.0,
+        mirror_map: MirrorMap | None = None,
     ) -> None:
+        check_instance("mirror map", mirror_map, MirrorMap)
+        if preconditioner is None:
+            preconditioner = "adagrad" if mirror_map is None else "identity"
         if preconditioner not in PRECONDITIONERS:
             raise ConfigurationError(
                 f"There is no preconditioner `{preconditioner}`.", f"Choose one of {choices(PRECONDITIONERS)}."
@@ -76,10 +89,15 @@ class FedDuAServer(FederatedCallback):
         for name, value in (("eps", eps), ("eps_g", eps_g), ("initial_accumulator", initial_accumulator)):
             if not 0 <= value < float("inf"):
                 raise ConfigurationError(f"`{name}={value}` is not a number from 0 up.", "Choose 0 or a small number.")
-        if min_step is not None and (preconditioner != "identity" or step_size != "adaptive"):
+        if mirror_map is not None and preconditioner != "identity":
+            raise ConfigurationError(
+                f"`preconditioner={preconditioner}` was given along with the mirror map `{mirror_map}`.",
+                "Leave one of the two out: a preconditioner is itself a mirror map.",
+            )
+        if min_step is not None and (mirror_map is not None or preconditioner != "identity" or step_size != "adaptive"):
             raise ConfigurationError(
                 f"`min_step={min_step}` was given for a rule that is not FedExP's.",
-                "Leave it out: under a preconditioner the step has the units of the update.",
+                "Leave it out: under a preconditioner or a mirror map the step has other units.",
             )
         if heavy_ball and step_size == "adaptive":
             raise ConfigurationError(
@@ -94,6 +112,7 @@ class FedDuAServer(FederatedCallback):
         self.heavy_ball = heavy_ball
         self.bias_correction = bias_correction
         self.initial_accumulator = initial_accumulator
+        self.mirror_map = mirror_map
         self._accumulate = PRECONDITIONERS[preconditioner]
         self.reset()
 
@@ -128,14 +147,23 @@ class FedDuAServer(FederatedCallback):
         self._rounds += 1
         self._m = self.beta1 / 2 * self._m + (1 - self.beta1) * update.half_mean_squared_norm()
         squared_norm = self._update_moments(update.mean_delta)
-        eta = self._eta(squared_norm, largest=torch.finfo(weights.dtype).max)
+        line = None if self.mirror_map is None else self.mirror_map.line(weights, self._direction(update.mean_delta))
+        if line is None:
+            eta = self._eta(squared_norm, largest=torch.finfo(weights.dtype).max)
+        else:
+            eta = self._mirror_eta(line, squared_norm)
         if eta == 0:
             rank_zero_warn(
                 f"{type(self).__name__}: a round's update vanished, so the weights stay. The log has `eta_g` = 0 there."
             )
             return 0.0
         scale = eta * self._bias_correction(self.beta1)
-        for w, v, s in self._chunks(weights, self._direction(update.mean_delta), self._s):
+        if line is not None:
+            # An update that is not finite shows as η = NaN, and moves nothing.
+            if math.isfinite(eta):
+                line.move(scale)
+            return eta
+        for w, v, s in chunks(weights, self._direction(update.mean_delta), self._s):
             w.add_(self._precondition(v, s), alpha=scale)
         return eta
 
@@ -156,16 +184,17 @@ class FedDuAServer(FederatedCallback):
     def _update_moments(self, mean_delta: Tensor) -> Tensor | None:
         """Bring v and s up to date; return ``‖v‖²_{G⁻¹}`` in float64 where the step needs it."""
         total = torch.zeros((), dtype=scalar_dtype(mean_delta.device), device=mean_delta.device)
+        norm_is_needed = self.adaptive or self.mirror_map is not None
         damping = 1.0 if self.heavy_ball else 1 - self.beta1
-        for delta, v, s in self._chunks(mean_delta, self._v, self._s):
+        for delta, v, s in chunks(mean_delta, self._v, self._s):
             if v is not None:
                 v.mul_(self.beta1).add_(delta, alpha=damping)
             if s is not None and self._accumulate is not None:
                 self._accumulate(s, delta, self.beta2)
-            if self.adaptive:
+            if norm_is_needed:
                 direction = delta if v is None else v
                 total += torch.dot(direction.to(total.dtype), self._precondition(direction, s).to(total.dtype))
-        return total if self.adaptive else None
+        return total if norm_is_needed else None
 
     def _eta(self, squared_norm: Tensor | None, largest: float) -> float:
         if squared_norm is None:
@@ -178,6 +207,20 @@ class FedDuAServer(FederatedCallback):
         if self.min_step is not None and eta > 0:
             eta = max(eta, self.min_step)
         return 0.0 if eta > largest else eta
+
+    def _mirror_eta(self, line: DualLine, squared_norm: Tensor | None) -> float:
+        assert squared_norm is not None
+        norm = squared_norm.item()
+        if not math.isfinite(norm) or not math.isfinite(self._m):
+            return math.nan
+        if not isinstance(self.step_size, str):
+            return float(self.step_size)
+        if norm == 0 or self._m == 0:
+            return 0.0
+        # The corrected direction and m are `correction` times v and m, so the root is η · correction.
+        correction = self._bias_correction(self.beta1)
+        eps_g = self.eps_g / correction**2
+        return line.solve(self._m, eps_g, guess=self._m / (norm + eps_g)) / correction
 
     def _direction(self, mean_delta: Tensor) -> Tensor:
         return mean_delta if self._v is None else self._v
@@ -197,14 +240,6 @@ class FedDuAServer(FederatedCallback):
 
     def _bias_correction(self, beta: float) -> float:
         return 1 / (1 - beta**self._rounds) if self.bias_correction and not self.heavy_ball else 1.0
-
-    @staticmethod
-    def _chunks(*vectors: Tensor | None) -> Iterator[tuple[Any, ...]]:
-        """Windows of all vectors in step, so that temporaries stay in the cache and are never d-sized."""
-        first = next(vector for vector in vectors if vector is not None)
-        size = chunk_size(first.device)
-        for start in range(0, first.numel(), size):
-            yield tuple(None if vector is None else vector[start : start + size] for vector in vectors)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the next round depends on, as tensors and numbers."""
