@@ -73,6 +73,9 @@ class CompiledSteps:
             return "a scheduler changes learning rates between local steps"
         if self._algorithm.numbers:
             return f"`{type(self._algorithm).__name__}` keeps numbers that change between rounds"
+        attributes = {name: value for name, value in vars(self._algorithm).items() if name != "vectors"}
+        if any(isinstance(leaf, Tensor) for leaf in tree_leaves(attributes)):
+            return f"`{type(self._algorithm).__name__}` keeps tensors outside its `vectors`"
         return None
 
     @staticmethod
@@ -115,7 +118,11 @@ class CompiledSteps:
         )
         leaves, spec = tree_flatten(vars(inputs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        key = (str(epochs), tuple((tuple(t.shape), t.dtype, t.stride()) for t in tensors), str(spec))
+        # What is not a tensor becomes a constant of the trace.
+        constants = [repr(leaf) for leaf in leaves if not isinstance(leaf, Tensor)]
+        constants += [f"{k}={v}" for k, v in vars(self._algorithm).items() if isinstance(v, bool | int | float | str)]
+        shapes = tuple((tuple(t.shape), t.dtype, t.stride()) for t in tensors)
+        key = (str(epochs), str(clip), shapes, str(spec), tuple(constants))
         if key in self._compiled:
             compiled = self._compiled[key]
             if compiled is None:
@@ -184,7 +191,8 @@ class CompiledSteps:
             given = iter(tensors)
             filled = [next(given) if is_one else leaf for is_one, leaf in zip(is_tensor, leaves, strict=True)]
             outputs = self._trace(_Inputs(**tree_unflatten(filled, spec)), epochs, clip, same_size)
-            flat, outputs_spec[:] = (lambda pair: (pair[0], [pair[1]]))(tree_flatten(outputs))
+            flat, output_spec = tree_flatten(outputs)
+            outputs_spec.append(output_spec)
             return flat
 
         examples = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
@@ -192,7 +200,7 @@ class CompiledSteps:
             graph = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*examples)
             # Random numbers as the eager steps draw them.
             compiled = torch._inductor.compile(graph, list(examples), options={"fallback_random": True})
-        return _Compiled(compiled, outputs_spec[0])
+        return _Compiled(compiled, outputs_spec[-1])
 
     def _trace(self, inputs: _Inputs, epochs: list[int], clip: float | None, same_size: bool) -> dict[str, Any]:
         """The local steps on whatever tensors are given; the stack's matrix is changed in place."""

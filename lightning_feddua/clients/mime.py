@@ -103,12 +103,12 @@ class Mime(MimeLite):
     def begin_round(self, lr: float, mean_gradient: Tensor | None) -> None:
         """Keep ``c`` for the round."""
         assert mean_gradient is not None
-        self._c = mean_gradient
+        self.vectors["c"] = mean_gradient
 
     def correct(self, gradient: Tensor, weights: Tensor, local: LocalRound) -> None:
         """``U(g(y) − g(w_t) + c, s)``."""
         assert local.anchor_gradient is not None
-        gradient.sub_(local.anchor_gradient).add_(self._c)
+        gradient.sub_(local.anchor_gradient).add_(self.vectors["c"])
         super().correct(gradient, weights, local)
 
     def finish(self, delta: Tensor, local: LocalRound) -> dict[str, Tensor]:
@@ -117,4 +117,4 @@ class Mime(MimeLite):
 
     def aggregate(self, weights: Tensor, update: RoundUpdate, eta_g: float) -> None:
         """``s = V(c, s)``."""
-        self._take_in(self._c)
+        self._take_in(self.vectors["c"])
