@@ -34,7 +34,7 @@ from lightning_feddua.federation import Federation
 from lightning_feddua.launching import leave_process_group, make_fabric, run_in_processes
 from lightning_feddua.reduction import Reduction, mean_vector
 from lightning_feddua.run_dir import new_run_dir
-from lightning_feddua.sampling import Purpose, deal, generator, sample_cohort
+from lightning_feddua.sampling import Purpose, deal_lanes, generator, sample_cohort
 from lightning_feddua.servers import FedDuAdagrad, FedDuAServer
 from lightning_feddua.settings import (
     as_datamodule,
@@ -74,6 +74,8 @@ class FederatedLoop:
             ``"vectorized"``, many in one vmapped step; ``"auto"``, whichever a few trial steps show to be faster.
         compile: whether the vectorized engine compiles the local steps of a stack of clients into one function. That
             takes a minute or so at the start, and is checked against the eager steps.
+        lanes: into how many sums, added in a fixed order, the clients' updates go, so that with the sequential engine
+            any number of ranks up to it gives the same bits. None adds in whatever order is fastest, in less memory.
         client_states: where the vectors are that an algorithm keeps for each client: ``"memory"`` or ``"disk"``.
         validate_every: validate after every so many rounds and after the last; 0 for never.
         out_dir: where runs are kept; each gets a folder ``version_N`` of its own.
@@ -111,6 +113,7 @@ class FederatedLoop:
         local_lr_decay: float = 1.0,
         engine: Literal["auto", "sequential", "vectorized"] = "auto",
         compile: bool = False,
+        lanes: int | None = 8,
         client_states: Literal["memory", "disk"] = "memory",
         validate_every: int = 1,
         out_dir: str | Path = "runs",
@@ -127,6 +130,7 @@ class FederatedLoop:
         check_settings(max_rounds, clients_per_round, local_steps, local_epochs, validate_every, seed)
         check_positive("gradient_clip_val", gradient_clip_val)
         check_positive("local_lr_decay", local_lr_decay)
+        check_positive("lanes", lanes)
         check_instance("server", server, FedDuAServer)
         check_instance("client", client, LocalTraining)
         check_choice("engine", engine, ENGINES)
@@ -143,6 +147,7 @@ class FederatedLoop:
         self.local_lr_decay = local_lr_decay
         self.engine = engine
         self.compile = compile
+        self.lanes = lanes
         self.client_states = client_states
         self.validate_every = validate_every
         self.out_dir = Path(out_dir)
@@ -227,14 +232,19 @@ class FederatedLoop:
         self.weights = federation.global_weights()
         self._previous = torch.empty_like(self.weights) if self.server.adaptive else None
         size, dtype = self.weights.numel(), self.weights.dtype
-        self._reduction = Reduction(self.fabric, size, dtype, federation.buffers, self.client.extra_vectors)
         self.client.set_up(self.weights, len(federation.client_ids), self.local_steps)
+        self._lanes: int | None = None
         cohort = sample_cohort(self.seed, 0, len(federation.client_ids), self.cohort_size)
         first, state = self._own_clients(cohort, self._deal(cohort, work)), self._global_state(0, work)
         self._begin_round(first, state)
         # Such a callback expects to find each client's weights in the module.
         engine = "sequential" if self.engine == "auto" and self._is_used("on_client_end") else self.engine
         name, self.engine_note = choose_engine(engine, federation, self.client, first, state)
+        # A stack of clients has clients of all lanes. Each rank needs a lane.
+        self._lanes = None if name == "vectorized" or self.lanes is None else max(self.lanes, self.fabric.world_size)
+        self._reduction = Reduction(
+            self.fabric, size, dtype, federation.buffers, self.client.extra_vectors, self._lanes
+        )
         self.run_dir = new_run_dir(self.fabric, self.out_dir)
         self.states = ClientStates(
             self.fabric, self.client.client_state, size, dtype, self.client_states, folder=self.run_dir
@@ -269,7 +279,7 @@ class FederatedLoop:
 
         work = self._round_work(round)
         hands = self._deal(cohort, work)
-        self.states.move([[cohort[position] for position in hand] for hand in hands])
+        self.states.move([[cohort[position] for position, _ in hand] for hand in hands])
         clients, state = self._own_clients(cohort, hands), self._global_state(round, work)
         self._begin_round(clients, state)
         self._reduction.start(len(cohort))
@@ -309,20 +319,20 @@ class FederatedLoop:
         rng = generator(self.seed, round, 0, Purpose.ROUND)
         return replace(self._work, steps=self.client.local_steps(rng, self._work.steps))
 
-    def _deal(self, cohort: list[int], work: LocalWork) -> list[list[int]]:
-        """The clients that each rank trains, as places in the cohort."""
+    def _deal(self, cohort: list[int], work: LocalWork) -> list[list[tuple[int, int]]]:
+        """The clients that each rank trains, as places in the cohort, and their lanes."""
         costs = [work.batches(int(self._federation.sizes[i])) for i in cohort]
-        return deal(costs, self.fabric.world_size)
+        return deal_lanes(costs, self._lanes, self.fabric.world_size)
 
-    def _own_clients(self, cohort: list[int], hands: list[list[int]]) -> list[Client]:
+    def _own_clients(self, cohort: list[int], hands: list[list[tuple[int, int]]]) -> list[Client]:
         """This rank's part of a cohort."""
         federation = self._federation
         clients = []
-        for position in hands[self.fabric.global_rank]:
+        for position, lane in hands[self.fabric.global_rank]:
             index = cohort[position]
             weight = 1.0 if self.client_weights == "uniform" else float(federation.sizes[index])
             name = str(federation.client_ids[index])
-            clients.append(Client(position, index, name, federation.client_data(index), weight))
+            clients.append(Client(position, index, name, federation.client_data(index), weight, lane))
         return clients
 
     def _global_state(self, round: int, work: LocalWork) -> GlobalState:
@@ -335,8 +345,8 @@ class FederatedLoop:
         mean_gradient = None
         if self.client.needs_mean_gradient:
             gradients = ExtraGradients(federation)
-            vectors = ((gradients.of_client(client, state), client.weight) for client in clients)
-            mean_gradient = mean_vector(self.fabric, vectors, like=self.weights)
+            vectors = ((gradients.of_client(client, state), client.weight, client.lane) for client in clients)
+            mean_gradient = mean_vector(self.fabric, vectors, like=self.weights, lanes=self._lanes)
         self.client.begin_round(federation.optimizers.lr, mean_gradient)
 
     def _notify(self, moment: str, client: Client) -> None:

@@ -49,12 +49,57 @@ class RoundUpdate:
         return 0.5 * ((weights * norms).sum() / weights.sum()).item()
 
 
+class LaneSums:
+    """Sums of vectors whose bits do not depend on how many ranks there are, nor on which rank adds what.
+
+    Floats summed in another order give other bits. So each vector belongs to a lane, which the cohort alone decides; a
+    lane is summed on one rank, in order, and lanes are summed in order. Between ranks each lane has a window of its own
+    in the reduced buffer, where the others add zeros; a single rank needs the windows of two.
+
+    Args:
+        lanes: the number of lanes; None for a sum in whatever order is fastest.
+        world_size: the number of ranks.
+    """
+
+    def __init__(self, lanes: int | None, world_size: int) -> None:
+        self.windows = 1 if lanes is None else lanes if world_size > 1 else 2
+        self._in_order = lanes is not None and world_size == 1
+
+    def start(self, windows: Tensor) -> None:
+        """Begin with zeros in all windows, the rows of a matrix."""
+        self._rows = windows
+        self._lane = 0
+
+    def lane(self, lane: int) -> Tensor:
+        """Where a lane is summed. A single rank asks for one lane after another."""
+        if not self._in_order:
+            return self._rows[lane]
+        if lane != self._lane:
+            assert lane > self._lane, "lanes come in order"
+            self._flush()
+            self._lane = lane
+        return self._rows[1]
+
+    def total(self) -> Tensor:
+        """The sum over all lanes, in lane order, once the windows have been reduced over ranks."""
+        if self._in_order:
+            self._flush()
+            return self._rows[0]
+        for row in self._rows[1:]:
+            self._rows[0].add_(row)
+        return self._rows[0]
+
+    def _flush(self) -> None:
+        self._rows[0].add_(self._rows[1])
+        self._rows[1].zero_()
+
+
 class Reduction:
     """Streaming sums of one rank's clients, completed over all ranks by a single all-reduce.
 
-    The buffer holds, in this order, the weighted sum of the updates; the sums of the vectors that clients send along;
-    the sums of float buffers and how many clients changed them; a slot for each rank's integer buffers; the table of
-    the clients' squared norms and metrics.
+    The buffer holds, for each lane, the weighted sum of the updates, the sums of the vectors that clients send along,
+    and the sums of float buffers and how many clients changed them; then a slot for each rank's integer buffers; then
+    the table of the clients' squared norms and metrics.
 
     Args:
         fabric: for the collective.
@@ -62,6 +107,7 @@ class Reduction:
         dtype: the dtype of the sums, at least float32.
         buffers: the module's buffers, averaged alongside.
         extra_vectors: names of further vectors of the same size that clients send.
+        lanes: see :class:`LaneSums`.
     """
 
     def __init__(
@@ -71,11 +117,13 @@ class Reduction:
         dtype: torch.dtype,
         buffers: ModuleBuffers,
         extra_vectors: Sequence[str] = (),
+        lanes: int | None = None,
     ) -> None:
         self._fabric = fabric
         self._size = size
         self._buffers = buffers
         self._extra_names = tuple(extra_vectors)
+        self._lanes = LaneSums(lanes, fabric.world_size)
         self._table = Table(fabric, [_SQUARED_NORM])
         self._buffer = torch.zeros(0, dtype=dtype, device=fabric.device)
 
@@ -84,21 +132,16 @@ class Reduction:
         dtype = self._buffer.dtype
         # A rank's slot ends with the word that it trained anybody.
         slots = (self._fabric.world_size, self._buffers.integer_count + 1, packed_size(dtype))
-        extra = len(self._extra_names) * self._size
-        sizes = [
-            self._size,
-            extra,
-            2 * self._buffers.float_count,
-            math.prod(slots),
-            self._table.size(cohort_size, dtype),
-        ]
+        # Of one lane: updates, extra vectors, float buffers and their counts.
+        self._parts = [self._size] * (1 + len(self._extra_names)) + [self._buffers.float_count] * 2
+        sums = self._lanes.windows * sum(self._parts)
+        sizes = [sums, math.prod(slots), self._table.size(cohort_size, dtype)]
         if self._buffer.numel() == sum(sizes):
             self._buffer.zero_()
         else:
             self._buffer = self._buffer.new_zeros(sum(sizes))
-        self._delta_sum, extra_sums, floats, integers, self._rows = self._buffer.split(sizes)
-        self._extra_sums = dict(zip(self._extra_names, extra_sums.view(-1, self._size), strict=True))
-        self._float_sum, self._float_changed = floats.view(2, -1)
+        sums, integers, self._rows = self._buffer.split(sizes)
+        self._lanes.start(sums.view(self._lanes.windows, -1))
         self._integer_slots = integers.view(slots)
         self._integer_maximum: Tensor | None = None
         self._table.start()
@@ -111,14 +154,15 @@ class Reduction:
             global_floats: the float buffers that it started from.
         """
         weight = update.client.weight
-        self._delta_sum.add_(update.delta, alpha=weight)
-        for name, vector in update.extra_vectors.items():
-            self._extra_sums[name].add_(vector)
+        delta_sum, *extra_sums, float_sum, float_changed = self._lanes.lane(update.client.lane).split(self._parts)
+        delta_sum.add_(update.delta, alpha=weight)
+        for name, extra_sum in zip(self._extra_names, extra_sums, strict=True):
+            extra_sum.add_(update.extra_vectors[name])
         row = {name: (value, weight) for name, value in update.metrics.items()}
         self._table.add(update.client.position, {_SQUARED_NORM: (squared_norm(update.delta), weight), **row})
         if global_floats is not None and update.floats is not None:
-            self._float_sum.add_(update.floats, alpha=weight)
-            self._float_changed.add_(update.floats != global_floats)
+            float_sum.add_(update.floats, alpha=weight)
+            float_changed.add_(update.floats != global_floats)
         if update.integers is not None:
             known = self._integer_maximum
             self._integer_maximum = update.integers if known is None else torch.maximum(known, update.integers)
@@ -136,20 +180,21 @@ class Reduction:
 
         columns = self._table.read(self._rows)
         norms, weights = columns.pop(_SQUARED_NORM)
+        mean_delta, *extra_vectors, float_sum, float_changed = self._lanes.total().split(self._parts)
         total = float(weights.sum())
         if total > 0:
-            self._delta_sum.div_(total)
-        for vector in self._extra_sums.values():
+            mean_delta.div_(total)
+        for vector in extra_vectors:
             vector.div_(max(1, int((weights > 0).sum())))
         return RoundUpdate(
-            mean_delta=self._delta_sum,
+            mean_delta=mean_delta,
             squared_norms=torch.from_numpy(norms[weights > 0]),
             client_weights=torch.from_numpy(weights[weights > 0]),
             metrics=means(columns),
-            float_buffers=self._float_sum / total if self._buffers.float_count and total > 0 else None,
-            float_changed=self._float_changed > 0 if self._buffers.float_count else None,
+            float_buffers=float_sum / total if self._buffers.float_count and total > 0 else None,
+            float_changed=float_changed > 0 if self._buffers.float_count else None,
             integer_buffers=self._maximum_integers(),
-            extra_vectors=self._extra_sums,
+            extra_vectors=dict(zip(self._extra_names, extra_vectors, strict=True)),
         )
 
     def _maximum_integers(self) -> Tensor | None:
@@ -160,11 +205,17 @@ class Reduction:
         return slots.amax(dim=0) if len(slots) else None
 
 
-def mean_vector(fabric: Fabric, vectors: Iterable[tuple[Tensor, float]], like: Tensor) -> Tensor:
-    """The weighted mean over all ranks of vectors of which each rank has some; a collective."""
-    sums = torch.zeros(like.numel() + 1, dtype=like.dtype, device=like.device)
-    for vector, weight in vectors:
-        sums[:-1].add_(vector, alpha=weight)
-        sums[-1] += weight
-    all_reduce_sum(fabric, sums)
-    return sums[:-1].div_(sums[-1])
+def mean_vector(
+    fabric: Fabric, vectors: Iterable[tuple[Tensor, float, int]], like: Tensor, lanes: int | None
+) -> Tensor:
+    """The weighted mean of vectors of which each rank has some, each with its weight and its lane; a collective."""
+    sums = LaneSums(lanes, fabric.world_size)
+    buffer = torch.zeros(sums.windows, like.numel() + 1, dtype=like.dtype, device=like.device)
+    sums.start(buffer)
+    for vector, weight, lane in vectors:
+        window = sums.lane(lane)
+        window[:-1].add_(vector, alpha=weight)
+        window[-1] += weight
+    all_reduce_sum(fabric, buffer)
+    total = sums.total()
+    return total[:-1].div_(total[-1])

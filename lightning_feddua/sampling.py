@@ -65,6 +65,27 @@ def deal(costs: Sequence[float], world_size: int) -> list[list[int]]:
     return [sorted(hand) for hand in hands]
 
 
+def deal_lanes(costs: Sequence[float], lanes: int | None, world_size: int) -> list[list[tuple[int, int]]]:
+    """Split a cohort into lanes, which depend on the cohort alone, and deal whole lanes to ranks.
+
+    Args:
+        costs: the cost of each member of the cohort, in any unit.
+        lanes: the number of lanes; None to deal member by member, all in one lane.
+        world_size: the number of ranks.
+
+    Returns:
+        For each rank the positions in the cohort that it trains, each with its lane, lane by lane.
+
+    >>> deal_lanes([1, 1, 1, 1, 1], lanes=4, world_size=2)
+    [[(0, 0), (4, 0), (3, 3)], [(1, 1), (2, 2)]]
+    """
+    if lanes is None:
+        return [[(position, 0) for position in hand] for hand in deal(costs, world_size)]
+    members = deal(costs, lanes)
+    hands = deal([sum(costs[position] for position in lane) for lane in members], world_size)
+    return [[(position, lane) for lane in hand for position in members[lane]] for hand in hands]
+
+
 def seed_generators(seed: int, round: int, index: int, purpose: Purpose, device: torch.device) -> None:
     """Seed the global generators (Python, NumPy, torch) for one client's local steps, or one batch of validation."""
     words = np.random.SeedSequence([purpose, seed, round, index]).generate_state(2)

@@ -64,6 +64,7 @@ class Client:
         name: its name.
         data: its samples.
         weight: its weight in the mean.
+        lane: where in the order of summation its update comes.
     """
 
     position: int
@@ -71,6 +72,7 @@ class Client:
     name: str
     data: ClientData
     weight: float = 1.0
+    lane: int = 0
 
 
 @dataclass
