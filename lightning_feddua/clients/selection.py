@@ -52,6 +52,24 @@ def make_engine(
     return engine, note
 
 
+def make_known_engine(name: str, known: str, federation: Federation, work: LocalWork) -> tuple[Engine, str]:
+    """The engine that a run has used so far, without a trial, and what the header says of it.
+
+    Args:
+        name: what is asked for.
+        known: the name of the engine so far.
+        federation: the module and its clients, with optimizers.
+        work: how much a client does.
+    """
+    if name not in ("auto", known):
+        raise ConfigurationError(
+            f"The checkpoint's run used the {known} engine, and `engine={name}` would round differently.",
+            'Use the same or `engine="auto"`, or start afresh.',
+        )
+    engine: Engine = (VectorizedEngine if known == "vectorized" else SequentialEngine)(federation, work)
+    return engine, f"{known}, as before"
+
+
 def _decide(
     name: str, federation: Federation, work: LocalWork, clients: list[Client], state: GlobalState
 ) -> tuple[str, str]:
