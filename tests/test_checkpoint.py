@@ -99,9 +99,10 @@ def lines(path):
 
 
 def in_child(function):
-    """Run a function in a forked process, and return how it ended, as a shell would."""
+    """Run a function in a forked process, and return its exit code, or minus the signal that has ended it."""
     pid = os.fork()
     if pid == 0:
+        os.setsid()
         code = 1
         try:
             function()
@@ -111,7 +112,14 @@ def in_child(function):
         except BaseException:
             traceback.print_exc(file=sys.__stderr__)
         os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    deadline = time.monotonic() + 60
+    while (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0):
+        if time.monotonic() > deadline:
+            os.killpg(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            pytest.fail("the process hangs")
+        time.sleep(0.01)
+    return os.waitstatus_to_exitcode(ended[1])
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -271,6 +279,7 @@ def test_an_ordinary_lightning_checkpoint(make_loop):
     assert (loaded.hparams.dropout, loaded.hparams.lr) == (0.1, 0.03)
     for name, value in trained.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], value)
+    assert torch.load(path, weights_only=True)["state_dict"]._metadata == trained.state_dict()._metadata
 
     # The averaged iterate is the one whose metrics are logged under plain names.
     loaded.load_state_dict(torch.load(path, weights_only=True)["averaged_state_dict"])

@@ -105,8 +105,9 @@ def _settings(loop: FederatedLoop) -> dict[str, Any]:
 def _describe(name: str, value: Any, depth: int = 2) -> dict[str, Any]:
     """An object's class and public attributes, those of the objects in it included."""
     described: dict[str, Any] = {name: type(value).__name__}
-    described.update(_plain_items(f"{name}.", vars(value)))
-    for key, inner in vars(value).items():
+    attributes = getattr(value, "__dict__", {})
+    described.update(_plain_items(f"{name}.", attributes))
+    for key, inner in attributes.items():
         if depth and not key.startswith("_") and hasattr(inner, "__dict__") and not callable(inner):
             described.update(_describe(f"{name}.{key}", inner, depth - 1))
     return described
@@ -161,8 +162,12 @@ def _probe(federation: Federation) -> Tensor:
 def _sums(federation: Federation, place: int) -> Tensor:
     data = federation.client_data(place)
     seed_generators(0, 0, place, Purpose.EVALUATION, federation.fabric.device)
-    batch = data.batch(np.arange(min(len(data), _PROBED_SAMPLES)))
     total = torch.zeros(2, dtype=torch.float64)
+    try:
+        batch = data.batch(np.arange(min(len(data), _PROBED_SAMPLES)))
+    except Exception:
+        # The run itself fails in the same way, and says so with the right client and round.
+        return total
     for leaf in tree_leaves(batch):
         if isinstance(leaf, Tensor) and not leaf.is_complex():
             values = leaf.detach().cpu().to(torch.float64).flatten()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +54,7 @@ def capture(loop: FederatedLoop) -> dict[str, Any]:
             # All of them; a state dict leaves out those that are not persistent.
             "buffers": dict(module.named_buffers()),
             "history": loop.history,
-            "parts": {name: state for name, part in _parts(loop).items() if (state := part.state_dict())},
+            "parts": {name: part.state_dict() for name, part in _parts(loop).items()},
             "loggers": logger_positions(loop.fabric),
         },
     }
@@ -86,7 +87,7 @@ def restore(loop: FederatedLoop, found: Found) -> None:
             part.load_state_dict(state["parts"][name])
     for name in state["parts"].keys() - parts.keys():
         # The package's own callbacks report on a run, and do not steer it.
-        if not name.startswith(__name__.partition(".")[0]):
+        if state["parts"][name] and not name.startswith(__name__.partition(".")[0]):
             rank_zero_warn(f"The checkpoint `{found.path}` has a state of `{name}`, which this run does not have.")
     loop.history = state["history"]
     loop.current_round = rounds
@@ -130,7 +131,13 @@ def _plain(value: Any, where: str) -> Any:
     if type(value) in _SAFE or isinstance(value, Tensor):
         return value
     if isinstance(value, Mapping):
-        return {_plain(key, where): _plain(item, f"{where}.{key}") for key, item in value.items()}
+        items = {_plain(key, where): _plain(item, f"{where}.{key}") for key, item in value.items()}
+        if not hasattr(value, "_metadata"):
+            return items
+        # A state dict, with the versions of its modules in an attribute.
+        state_dict = OrderedDict(items)
+        state_dict._metadata = value._metadata  # type: ignore[attr-defined]
+        return state_dict
     if isinstance(value, list | tuple | set):
         kind = next(kind for kind in (list, tuple, set) if isinstance(value, kind))
         return kind(_plain(item, f"{where}.{i}") for i, item in enumerate(value))

@@ -32,33 +32,48 @@ def losses(run_dir):
     return [float(row["val_loss"]) for row in table]
 
 
-@pytest.mark.parametrize(
-    ("command", "code"),
-    [([*TORCHRUN, *FIT], None), ([*FIT, "--loop.devices", "2"], 143)],
-    ids=["torchrun", "script"],
-)
-def test_preempted_run_goes_on(tmp_path, capsys, command, code):
-    process = start(command, tmp_path, 1_000_000)
-    table = tmp_path / "version_0/metrics.csv"
-    deadline = time.monotonic() + 100
+def preempt(command, out_dir):
+    """Start a run, and stop it by SIGTERM after a few rounds; return its exit code and what it had to say."""
+    process = start(command, out_dir, 1_000_000)
+    table = out_dir / "version_0/metrics.csv"
+    deadline = time.monotonic() + 200
     while not (table.exists() and len(table.read_text().splitlines()) > 3):
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=100)
-    # torchrun has a code of its own, and says what became of its workers.
-    assert process.returncode == code if code is not None else process.returncode != 0, errors
-    assert "Traceback" not in errors.split("torch/distributed/")[0], errors
+    _, errors = process.communicate(timeout=200)
+    return process.returncode, errors
+
+
+def check(out_dir, saved):
+    """The run that was continued is one that never stopped."""
+    assert sorted(path.name for path in out_dir.iterdir()) == ["version_0"]
+    assert main([*FIT[2:], "--loop.out_dir", str(out_dir), "--loop.max_rounds", str(saved + 2)]) == 0
+    assert losses(out_dir / "version_0") == pytest.approx(losses(out_dir / "version_1"), rel=1e-6)
+
+
+def test_torchrun(tmp_path, capsys):
+    command = [*TORCHRUN, *FIT]
+    code, errors = preempt(command, tmp_path)
+    # torchrun has an exit code of its own.
+    assert code != 0
+    assert "SIGTERM: saved after" in errors
     saved = read(tmp_path / "version_0/last.ckpt")["epoch"]
     assert len(losses(tmp_path / "version_0")) == saved
-    assert "presets" not in read(tmp_path / "version_0/last.ckpt")
-
-    process = start([*command, "--ckpt_path", "last"], tmp_path, saved + 2)
-    output, errors = process.communicate(timeout=100)
-    assert process.returncode == 0, errors
+    continued = start([*command, "--ckpt_path", "last"], tmp_path, saved + 2)
+    output, errors = continued.communicate(timeout=200)
+    assert continued.returncode == 0, errors
     assert output.count("results in") == 1
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["version_0"]
+    check(tmp_path, saved)
 
-    assert main([*FIT[2:], "--loop.out_dir", str(tmp_path), "--loop.max_rounds", str(saved + 2)]) == 0
-    assert losses(tmp_path / "version_0") == pytest.approx(losses(tmp_path / "version_1"), rel=1e-6)
+
+def test_ranks_started_by_rank_zero_and_one_rank_afterwards(tmp_path, capsys):
+    code, errors = preempt([*FIT, "--loop.devices", "2"], tmp_path)
+    assert code == 143
+    assert "Traceback" not in errors
+    checkpoint = read(tmp_path / "version_0/last.ckpt")
+    assert "lightning_feddua.FedAvg" in checkpoint["federated"]["parts"]["lightning_feddua.cli.SaveRecipe 0"]["recipe"]
+    rounds = ["--loop.max_rounds", str(checkpoint["epoch"] + 2)]
+    assert main([*FIT[2:], "--loop.out_dir", str(tmp_path), *rounds, "--ckpt_path", "last"]) == 0
+    check(tmp_path, checkpoint["epoch"])
