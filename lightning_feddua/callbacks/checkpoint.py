@@ -85,17 +85,16 @@ class Checkpoint(FederatedCallback):
         checkpoint = capture(loop)
         if not loop.fabric.is_global_zero:
             return
-        try:
-            write(checkpoint, loop.run_dir / LAST)
-            if name in self._scores:
-                write(checkpoint, loop.run_dir / name)
-        except OSError as error:
-            self._scores = before
-            rank_zero_warn(
-                f"The checkpoint after {rounds} rounds could not be saved: {error.strerror or error}. The run goes on,"
-                f" and the checkpoints in `{loop.run_dir}` are still those of earlier rounds."
-            )
-            return
+        for path in (loop.run_dir / file for file in (LAST, name) if file == LAST or file in self._scores):
+            try:
+                write(checkpoint, path)
+            except OSError as error:
+                self._scores = before
+                rank_zero_warn(
+                    f"After {rounds} rounds, `{path}` could not be saved: {error.strerror or error}. The run goes on,"
+                    " and the checkpoints before it are still there."
+                )
+                return
         for other in before.keys() - self._scores.keys():
             (loop.run_dir / other).unlink(missing_ok=True)
 
