@@ -53,6 +53,10 @@ class SaveRecipe(FederatedCallback):
         if loop.fabric.is_global_zero:
             (loop.run_dir / self.FILE_NAME).write_text(self._text)
 
+    def state_dict(self) -> dict[str, Any]:
+        """The recipe, for whoever finds a checkpoint alone."""
+        return {"recipe": self._text}
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command. Returns 0, or 2 for bad input, or 130 when interrupted; other errors are raised."""
@@ -117,6 +121,12 @@ def _fit_parser() -> ArgumentParser:
         required = section in ("model", "data")
         parser.add_subclass_arguments(base, section, required=required, default=None if required else _default(section))
     parser.add_class_arguments(FederatedLoop, "loop", skip=LOOP_SKIPS, instantiate=False)
+    parser.add_argument(
+        "--ckpt_path",
+        type=str | None,
+        default=None,
+        help="a checkpoint to go on from; `last` for the newest run in `loop.out_dir` that has one",
+    )
     return parser
 
 
@@ -160,6 +170,7 @@ def _default(section: str) -> dict[str, str]:
 
 def _fit(parser: ArgumentParser, config: Namespace) -> None:
     config.pop("preset")
+    ckpt_path = config.pop("ckpt_path")
     recipe = parser.dump(config, skip_none=False, skip_validation=True)
     # Before anything random is made: the model's initial weights belong to the run's seed.
     seed_everything(config.loop.seed % 2**32, verbose=False)
@@ -168,7 +179,7 @@ def _fit(parser: ArgumentParser, config: Namespace) -> None:
     callbacks = settings.pop("callbacks") or []
     settings["callbacks"] = [*(callbacks if isinstance(callbacks, list) else [callbacks]), SaveRecipe(recipe)]
     loop = FederatedLoop(server=made.server, client=made.client, **settings)
-    loop.fit(made.model, made.data)
+    loop.fit(made.model, made.data, ckpt_path)
 
 
 def _resolve_recipe(arguments: list[str], sections: Sequence[str]) -> list[str]:

@@ -11,6 +11,11 @@ class ConfigurationError(ValueError):
 
     def __init__(self, problem: str, remedy: str) -> None:
         super().__init__(f"{problem} {remedy}")
+        self.problem, self.remedy = problem, remedy
+
+    def __reduce__(self) -> tuple[type, tuple[str, str]]:
+        # So that one rank can tell the others.
+        return type(self), (self.problem, self.remedy)
 
 
 def choices(names: object) -> str:

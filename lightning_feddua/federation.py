@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from itertools import chain
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from lightning import LightningModule
@@ -147,6 +147,16 @@ class Federation:
         """Put global weights and buffers into the module."""
         self.parameters.load(weights)
         self.buffers.restore()
+
+    def load(self, state_dict: dict[str, Any], buffers: dict[str, Tensor]) -> None:
+        """Take over the module's saved state: parameters, frozen ones among them, and buffers."""
+        try:
+            self.module.load_state_dict(state_dict, strict=self.module.strict_loading)
+        except RuntimeError as error:
+            problem = " ".join(str(error).split()).rstrip(".")
+            raise ConfigurationError(f"The checkpoint does not fit the model: {problem}.", "Start afresh.") from error
+        self.buffers.load(buffers)
+        self._frozen = _fingerprints(self.module)
 
     def client_data(self, client: int, stage: Literal["fit", "validation"] = "fit") -> ClientData:
         """The samples of the client at a place; for validation, those held out for it where there are any."""

@@ -1,6 +1,8 @@
 """The one Fabric of a loop, launched plainly, by Fabric itself or by torchrun."""
 
+import multiprocessing
 import os
+import signal
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -9,11 +11,13 @@ from typing import Any
 import torch
 from lightning import LightningModule
 from lightning.fabric import Fabric
-from lightning.fabric.plugins.environments import TorchElasticEnvironment
+from lightning.fabric.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 from lightning.fabric.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch.multiprocessing import ProcessExitedException
 
 from lightning_feddua.errors import ConfigurationError
+from lightning_feddua.preemption import EXIT_CODE, forwarded_sigterm
 
 
 def make_fabric(
@@ -47,6 +51,29 @@ def make_fabric(
     return fabric
 
 
+def on_rank_zero(fabric: Fabric, function: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of a function that rank 0 alone runs, or its error, on every rank; a collective."""
+    result, error = None, None
+    if fabric.is_global_zero:
+        try:
+            result = function(*arguments)
+        except ConfigurationError as exception:
+            error = exception
+    result, error = fabric.broadcast((result, error))
+    if error is not None:
+        raise error
+    return result
+
+
+def exit_code(fabric: Fabric) -> int:
+    """The code by which this process says that SIGTERM has ended it."""
+    environment = getattr(fabric.strategy, "cluster_environment", None)
+    # Fabric kills rank 0, and its exit code with it, where a rank that it has started ends with any other code than 0.
+    started_by_rank_zero = isinstance(environment, LightningEnvironment) and fabric.global_rank > 0
+    forked = getattr(fabric.strategy, "_start_method", "popen") != "popen"
+    return 0 if started_by_rank_zero and not forked else EXIT_CODE
+
+
 def leave_process_group() -> None:
     """Close the connections to other ranks at the end of the process; gloo may abort where they are left open."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -70,11 +97,20 @@ def run_in_processes(
         path = Path(folder) / "results.pt"
 
         def run(fabric: Fabric) -> None:
+            # Not the parent's handler, which passes the signal on.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             returned = function()
             if fabric.is_global_zero:
                 torch.save({**results(), "returned": returned, "model": model.state_dict()}, path)
 
-        fabric.launch(run)
+        others = set(multiprocessing.active_children())
+        with forwarded_sigterm(lambda: [p for p in multiprocessing.active_children() if p not in others]) as noted:
+            try:
+                fabric.launch(run)
+            except ProcessExitedException as error:
+                if noted.requested or error.exit_code == EXIT_CODE:
+                    raise SystemExit(EXIT_CODE) from None
+                raise
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     # As in a run without other processes, the model has the run's precision afterwards.
     fabric.strategy.precision.convert_module(model)

@@ -6,7 +6,7 @@ import atexit
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -15,25 +15,27 @@ import torch
 from lightning import LightningModule
 from lightning.fabric.loggers import Logger
 from lightning.fabric.strategies.launchers import _MultiProcessingLauncher
-from lightning.fabric.utilities.rank_zero import rank_zero_warn
+from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import Dataset
 
 from lightning_feddua.callbacks import CSVLog, FederatedCallback, ProgressBar
+from lightning_feddua.checkpoints import Found, find_checkpoint, identity, replay, restore
 from lightning_feddua.clients.engine import Client, Engine, GlobalState, LocalWork
 from lightning_feddua.clients.gradients import ExtraGradients
 from lightning_feddua.clients.local_training import LocalTraining
 from lightning_feddua.clients.requirements import check_algorithm
-from lightning_feddua.clients.selection import choose_engine
+from lightning_feddua.clients.selection import choose_engine, known_engine
 from lightning_feddua.clients.sequential import SequentialEngine
 from lightning_feddua.clients.states import ClientStates
 from lightning_feddua.clients.vectorized import VectorizedEngine
 from lightning_feddua.data.module import FederatedDataModule
 from lightning_feddua.evaluation import Stage
 from lightning_feddua.federation import Federation
-from lightning_feddua.launching import leave_process_group, make_fabric, run_in_processes
+from lightning_feddua.launching import exit_code, leave_process_group, make_fabric, run_in_processes
+from lightning_feddua.preemption import Preemption
 from lightning_feddua.reduction import Reduction, mean_vector
-from lightning_feddua.run_dir import new_run_dir
+from lightning_feddua.run_dir import open_run_dir
 from lightning_feddua.sampling import Purpose, deal_lanes, generator, sample_cohort
 from lightning_feddua.servers import FedDuAdagrad, FedDuAServer
 from lightning_feddua.settings import (
@@ -43,6 +45,7 @@ from lightning_feddua.settings import (
     check_positive,
     check_settings,
     cohort_size,
+    with_checkpoint,
 )
 
 ENGINES = ("auto", "sequential", "vectorized")
@@ -78,6 +81,8 @@ class FederatedLoop:
             any number of ranks up to it gives the same bits. None adds in whatever order is fastest, in less memory.
         client_states: where the vectors are that an algorithm keeps for each client: ``"memory"`` or ``"disk"``.
         validate_every: validate after every so many rounds and after the last; 0 for never.
+        checkpoint_every: save the run after every so many rounds and after the last; None for never. A
+            :class:`~lightning_feddua.callbacks.Checkpoint` among the callbacks can also keep the best rounds.
         out_dir: where runs are kept; each gets a folder ``version_N`` of its own.
         seed: of cohorts, minibatches and everything random in local steps.
         accelerator: as in Fabric.
@@ -116,6 +121,7 @@ class FederatedLoop:
         lanes: int | None = 8,
         client_states: Literal["memory", "disk"] = "memory",
         validate_every: int = 1,
+        checkpoint_every: int | None = None,
         out_dir: str | Path = "runs",
         seed: int = 0,
         accelerator: str = "auto",
@@ -154,8 +160,10 @@ class FederatedLoop:
         self.seed = seed
         if isinstance(callbacks, FederatedCallback):
             callbacks = [callbacks]
-        # The server steps last in `on_aggregate_end`; what reports on a round comes last of all.
-        self.callbacks: list[FederatedCallback] = [*(callbacks or []), self.server, CSVLog()]
+        own, checkpoints = with_checkpoint(callbacks or [], checkpoint_every)
+        # The server steps last in `on_aggregate_end`; what reports on a round, or saves it, comes last of all.
+        self.callbacks: list[FederatedCallback] = [*own, self.server, CSVLog(), *checkpoints]
+        self._saves = bool(checkpoints)
         if enable_progress_bar:
             self.callbacks.append(ProgressBar())
         self.fabric = make_fabric(
@@ -172,15 +180,26 @@ class FederatedLoop:
         self.history: list[dict[str, Any]] = []
         self.current_round = 0
         self.eta_g = 0.0
+        self.stopping = False
 
-    def fit(self, model: LightningModule, datamodule: FederatedDataModule | Mapping[str, Dataset[Any]]) -> None:
+    def fit(
+        self,
+        model: LightningModule,
+        datamodule: FederatedDataModule | Mapping[str, Dataset[Any]],
+        ckpt_path: str | Path | None = None,
+    ) -> None:
         """Run all rounds. The model holds the final global weights afterwards.
+
+        A run that saves itself heeds SIGTERM: it finishes the round, saves, and ends the process with code 143.
 
         Args:
             model: any LightningModule.
             datamodule: the clients; a mapping of datasets by client name will do.
+            ckpt_path: a checkpoint to go on from, as if the run had never stopped, in a new folder with the whole
+                history; or ``"last"``, to go on with the newest run in ``out_dir`` that has a checkpoint, in its own
+                folder, and to start afresh where there is none.
         """
-        self._launch(self._fit, model, as_datamodule(datamodule))
+        self._launch(self._fit, model, as_datamodule(datamodule), ckpt_path)
 
     def validate(
         self, model: LightningModule, datamodule: FederatedDataModule, per_client: bool = False
@@ -200,16 +219,25 @@ class FederatedLoop:
         """Metrics of the model's ``test_step`` on the data module's test data."""
         return self._launch(self._evaluate, model, as_datamodule(datamodule), "test")
 
-    def _fit(self, model: LightningModule, datamodule: FederatedDataModule) -> None:
-        with Federation(self.fabric, model, datamodule, "fit", self.seed) as federation:
+    def _fit(
+        self, model: LightningModule, datamodule: FederatedDataModule, ckpt_path: str | Path | None = None
+    ) -> None:
+        found = find_checkpoint(self.fabric, self.out_dir, ckpt_path)
+        with Federation(self.fabric, model, datamodule, "fit", self.seed) as federation, ExitStack() as stack:
             self._federation = federation
-            self._set_up()
+            self._set_up(found)
+            existing = None if found is None else found.run_dir
+            self.run_dir = stack.enter_context(open_run_dir(self.fabric, self.out_dir, existing))
+            self._preemption = stack.enter_context(Preemption(self._saves))
+            self._start_logs()
             try:
                 self._call("on_fit_start")
                 federation.module.on_fit_start()
-                for round in range(self.max_rounds):
+                for round in range(len(self.history), self.max_rounds):
                     self.current_round = round
                     self._run_round(round)
+                    if self.stopping:
+                        self._leave()
                 federation.restore(self.weights)
                 federation.module.on_fit_end()
                 self._call("on_fit_end")
@@ -220,7 +248,7 @@ class FederatedLoop:
                 self._finalize_loggers("failed")
                 raise
 
-    def _set_up(self) -> None:
+    def _set_up(self, found: Found | None) -> None:
         federation = self._federation
         self.cohort_size = cohort_size(self.clients_per_round, len(federation.client_ids))
         work = LocalWork(self.local_steps, self.local_epochs, federation.datamodule.batch_size, self.gradient_clip_val)
@@ -230,45 +258,58 @@ class FederatedLoop:
         federation.configure_optimizers(work)
         check_algorithm(self.client, federation, self.cohort_size, self.local_steps, self.engine)
         self.weights = federation.global_weights()
-        self._previous = torch.empty_like(self.weights) if self.server.adaptive else None
+        # (w_{t+1} + w_t)/2, which is evaluated where the step is adaptive.
+        self.average = self.weights.clone() if self.server.adaptive else None
         size, dtype = self.weights.numel(), self.weights.dtype
         self.client.set_up(self.weights, len(federation.client_ids), self.local_steps)
         self._lanes: int | None = None
-        cohort = sample_cohort(self.seed, 0, len(federation.client_ids), self.cohort_size)
-        first, state = self._own_clients(cohort, self._deal(cohort, work)), self._global_state(0, work)
-        self._begin_round(first, state)
-        # Such a callback expects to find each client's weights in the module.
-        engine = "sequential" if self.engine == "auto" and self._is_used("on_client_end") else self.engine
-        name, self.engine_note = choose_engine(engine, federation, self.client, first, state)
+        self.states = ClientStates(self.fabric, self.client.client_state, size, dtype, self.client_states)
+        self.server.reset()
+        self.history = []
+        self.current_round = 0
+        self.stopping = False
+        self._frozen_checked = False
+        if self._saves or found is not None:
+            self.identity = identity(self)
+        if found is not None:
+            name, self.engine_note = known_engine(self.engine, found.state["engine"])
+            restore(self, found)
+        else:
+            name, self.engine_note = self._choose_engine()
         # A stack of clients has clients of all lanes. Each rank needs a lane.
         self._lanes = None if name == "vectorized" or self.lanes is None else max(self.lanes, self.fabric.world_size)
-        self._reduction = Reduction(
-            self.fabric, size, dtype, federation.buffers, self.client.extra_vectors, self._lanes
-        )
-        self.run_dir = new_run_dir(self.fabric, self.out_dir)
-        self.states = ClientStates(
-            self.fabric, self.client.client_state, size, dtype, self.client_states, folder=self.run_dir
-        )
+        extra = self.client.extra_vectors
+        self._reduction = Reduction(self.fabric, size, dtype, federation.buffers, extra, self._lanes)
         self._engine: Engine = (
             VectorizedEngine(federation, self.client, self.states, self.compile)
             if name == "vectorized"
             else SequentialEngine(federation, self.client, self.states)
         )
-        self.server.reset()
-        self.history = []
-        self.current_round = 0
-        self._frozen_checked = False
-        federation.view.default_root_dir = federation.view.log_dir = str(self.run_dir)
         if federation.datamodule.val_dataset is not None and not is_overridden("validation_step", federation.module):
             rank_zero_warn(
                 f"There is validation data, but `{type(federation.module).__name__}` does not define `validation_step`."
                 " Nothing will be validated."
             )
-        if federation.module.hparams:
+
+    def _choose_engine(self) -> tuple[str, str]:
+        """The engine's name and what the header says of it, from a trial on the first cohort."""
+        cohort = sample_cohort(self.seed, 0, len(self._federation.client_ids), self.cohort_size)
+        clients, state = self._own_clients(cohort, self._deal(cohort, self._work)), self._global_state(0, self._work)
+        self._begin_round(clients, state)
+        # Such a callback expects to find each client's weights in the module.
+        engine = "sequential" if self.engine == "auto" and self._is_used("on_client_end") else self.engine
+        return choose_engine(engine, self._federation, self.client, clients, state)
+
+    def _start_logs(self) -> None:
+        view, module = self._federation.view, self._federation.module
+        view.default_root_dir = view.log_dir = str(self.run_dir)
+        if self.history:
+            replay(self.fabric, self.history)
+        if module.hparams:
             for logger in self.fabric.loggers:
                 # Fabric's CSVLogger has no place for them.
                 with suppress(NotImplementedError):
-                    logger.log_hyperparams(dict(federation.module.hparams))
+                    logger.log_hyperparams(dict(module.hparams))
 
     def _run_round(self, round: int) -> None:
         start = time.perf_counter()
@@ -289,12 +330,14 @@ class FederatedLoop:
             if not self._frozen_checked:
                 federation.check_frozen()
                 self._frozen_checked = True
-        update = self._reduction.all_reduce()
+        update = self._reduction.all_reduce(stop=self._preemption.requested)
 
-        if self._previous is not None:
-            self._previous.copy_(self.weights)
+        if self.average is not None:
+            self.average.copy_(self.weights)
         self._call("on_aggregate_end", update=update)
         self.client.aggregate(self.weights, update, self.eta_g)
+        if self.average is not None:
+            self.average.lerp_(self.weights, 0.5)
         federation.buffers.update(update.float_buffers, update.float_changed, update.integer_buffers)
 
         if not math.isfinite(self.eta_g) or not all(map(math.isfinite, update.metrics.values())):
@@ -310,6 +353,9 @@ class FederatedLoop:
         self.history.append(row)
         federation.view.callback_metrics = {name: torch.tensor(value) for name, value in row.items()}
         self.fabric.log_dict({name: value for name, value in row.items() if name != "round"}, step=round)
+        # A signal after the all-reduce is for the next one, unless there is nobody to agree with.
+        alone = self.fabric.world_size == 1 and self._preemption.requested
+        self.stopping = self._reduction.stop or alone
         self._call("on_round_end", round=round)
 
     def _round_work(self, round: int) -> LocalWork:
@@ -358,8 +404,8 @@ class FederatedLoop:
         self._call("on_validation_start")
         federation.restore(self.weights)
         metrics = federation.evaluate("validation")
-        if self._previous is not None and metrics:
-            federation.parameters.load(self._previous.lerp_(self.weights, 0.5))
+        if self.average is not None and metrics:
+            federation.parameters.load(self.average)
             metrics = {
                 **federation.evaluate("validation"),
                 **{f"{LAST_ITERATE}/{name}": value for name, value in metrics.items()},
@@ -373,6 +419,13 @@ class FederatedLoop:
         setup: Literal["validate", "test"] = "test" if stage == "test" else "validate"
         with Federation(self.fabric, model, datamodule, setup, self.seed) as federation:
             return federation.evaluate_clients() if stage == "clients" else federation.evaluate(stage)
+
+    def _leave(self) -> None:
+        """End the process after SIGTERM; all ranks do so after the same round."""
+        rank_zero_info(f'SIGTERM: saved after {len(self.history)} rounds. `ckpt_path="last"` goes on from there.')
+        # Nobody leaves before the checkpoint is written: launchers end the others when one is gone.
+        self.fabric.barrier()
+        raise SystemExit(exit_code(self.fabric))
 
     def _finalize_loggers(self, status: str) -> None:
         for logger in self.fabric.loggers:

@@ -83,6 +83,13 @@ class FlatParameters:
         for parameter in self.tensors:
             yield names[id(parameter)], parameter
 
+    def named_views(self, module: nn.Module, vector: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Windows on a flat vector with their names in the module, all names of a tied parameter included."""
+        views = {id(p): view for p, view in zip(self.tensors, self.views(vector), strict=True)}
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            if id(parameter) in views:
+                yield name, views[id(parameter)]
+
     def stacked_views(self, matrix: Tensor) -> Iterator[Tensor]:
         """Windows on a matrix of flat vectors, one for each parameter, with its shape behind the first axis."""
         offset = 0
@@ -191,6 +198,12 @@ class ModuleBuffers:
         with torch.no_grad():
             for name, value in self._globals.items():
                 self._module.get_buffer(name).copy_(value)
+
+    def load(self, values: dict[str, Tensor]) -> None:
+        """Take over saved global values, and put them into the module."""
+        for name, value in values.items():
+            self._globals[name].copy_(value)
+        self.restore()
 
     def floats(self, dtype: torch.dtype) -> Tensor | None:
         """The module's float buffers as one vector, or None where there are none."""

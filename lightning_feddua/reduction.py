@@ -98,8 +98,8 @@ class Reduction:
     """Streaming sums of one rank's clients, completed over all ranks by a single all-reduce.
 
     The buffer holds, for each lane, the weighted sum of the updates, the sums of the vectors that clients send along,
-    and the sums of float buffers and how many clients changed them; then a slot for each rank's integer buffers; then
-    the table of the clients' squared norms and metrics.
+    and the sums of float buffers and how many clients changed them; then a slot for each rank's integer buffers; the
+    table of the clients' squared norms and metrics; how many ranks want to stop.
 
     Args:
         fabric: for the collective.
@@ -126,6 +126,7 @@ class Reduction:
         self._lanes = LaneSums(lanes, fabric.world_size)
         self._table = Table(fabric, [_SQUARED_NORM])
         self._buffer = torch.zeros(0, dtype=dtype, device=fabric.device)
+        self.stop = False
 
     def start(self, cohort_size: int) -> None:
         """Begin a round: all sums at zero."""
@@ -135,12 +136,12 @@ class Reduction:
         # Of one lane: updates, extra vectors, float buffers and their counts.
         self._parts = [self._size] * (1 + len(self._extra_names)) + [self._buffers.float_count] * 2
         sums = self._lanes.windows * sum(self._parts)
-        sizes = [sums, math.prod(slots), self._table.size(cohort_size, dtype)]
+        sizes = [sums, math.prod(slots), self._table.size(cohort_size, dtype), 1]
         if self._buffer.numel() == sum(sizes):
             self._buffer.zero_()
         else:
             self._buffer = self._buffer.new_zeros(sum(sizes))
-        sums, integers, self._rows = self._buffer.split(sizes)
+        sums, integers, self._rows, self._votes = self._buffer.split(sizes)
         self._lanes.start(sums.view(self._lanes.windows, -1))
         self._integer_slots = integers.view(slots)
         self._integer_maximum: Tensor | None = None
@@ -167,16 +168,22 @@ class Reduction:
             known = self._integer_maximum
             self._integer_maximum = update.integers if known is None else torch.maximum(known, update.integers)
 
-    def all_reduce(self) -> RoundUpdate:
+    def all_reduce(self, stop: bool = False) -> RoundUpdate:
         """Complete the sums over all ranks. Every rank calls this once a round, with or without a client.
 
         The mean update and the extra vectors are windows on the buffer: they hold until the next round starts.
+
+        Args:
+            stop: whether this rank wants the run to end after this round. ``self.stop`` then says, on every rank, that
+                one of them does.
         """
+        self._votes.fill_(stop)
         self._table.write(self._rows)
         if self._integer_maximum is not None:
             slot = torch.nn.functional.pad(self._integer_maximum, (0, 1), value=1)
             self._integer_slots[self._fabric.global_rank] = pack(slot, self._buffer.dtype)
         all_reduce_sum(self._fabric, self._buffer)
+        self.stop = self._votes.item() > 0
 
         columns = self._table.read(self._rows)
         norms, weights = columns.pop(_SQUARED_NORM)

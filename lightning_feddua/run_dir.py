@@ -1,34 +1,101 @@
-"""A folder for each run."""
+"""A folder for each run, and one run at a time in it."""
 
+import errno
 import itertools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO, Any
 
 from lightning.fabric import Fabric
 
 from lightning_feddua.errors import ConfigurationError
+from lightning_feddua.launching import on_rank_zero
+
+try:
+    import fcntl
+except ImportError:  # not under Windows
+    fcntl = None  # type: ignore[assignment]
 
 
-def new_run_dir(fabric: Fabric, out_dir: Path) -> Path:
-    """Make the first free ``out_dir/version_N``; every rank gets its path, or the same error."""
-    path, error = "", ""
-    if fabric.is_global_zero:
+@contextmanager
+def open_run_dir(fabric: Fabric, out_dir: Path, existing: Path | None = None) -> Iterator[Path]:
+    """The folder of a run, kept from other runs for as long as this one lasts; every rank gets it, or the same error.
+
+    Args:
+        fabric: for the exchange; rank 0 alone touches files.
+        out_dir: where runs are kept.
+        existing: the folder of a run that goes on; None for the first free ``out_dir/version_N``.
+    """
+    locks: list[int] = []
+
+    def open_folder() -> Path:
         try:
-            path = str(_make_next_version(out_dir))
-        except OSError as exception:
-            error = exception.strerror or str(exception)
-    path, error = fabric.broadcast((path, error))
-    if error:
-        raise ConfigurationError(
-            f"The folder `{out_dir}` cannot be written: {error}.", "Give a writable folder as `out_dir`."
-        )
-    return Path(path)
+            path = _make_next_version(out_dir) if existing is None else existing
+            if not os.access(path, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            locks.append(_lock(path))
+        except BlockingIOError:
+            raise ConfigurationError(
+                f"The run in `{existing}` is still being continued by another process.",
+                "Wait for its end, or give another `out_dir`.",
+            ) from None
+        except OSError as error:
+            raise ConfigurationError(
+                f"The folder `{existing or out_dir}` cannot be written: {error.strerror or error}.",
+                "Give a writable folder as `out_dir`.",
+            ) from error
+        return path
+
+    try:
+        yield on_rank_zero(fabric, open_folder)
+    finally:
+        for lock in locks:
+            os.close(lock)
+
+
+@contextmanager
+def whole_file(path: Path, mode: str = "w", **arguments: Any) -> Iterator[IO[Any]]:
+    """Write a file that is there as a whole or as it was before, even if the machine stops at any instant.
+
+    Args:
+        path: the file.
+        mode: as in ``open``.
+        **arguments: as in ``open``.
+    """
+    # One run at a time writes into a folder, so one name will do, and what a kill leaves is overwritten by the next.
+    unfinished = path.with_name(f".unfinished{path.suffix}")
+    try:
+        with unfinished.open(mode, **arguments) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    except BaseException:
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        raise
+    # A folder can be opened under POSIX only.
+    if os.name == "posix":
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def versions(out_dir: Path) -> list[Path]:
+    """The folders of runs, newest first."""
+    numbers = {path: path.name.removeprefix("version_") for path in out_dir.glob("version_*")}
+    folders = [path for path, number in numbers.items() if number.isdecimal() and path.is_dir()]
+    return sorted(folders, key=lambda path: -int(numbers[path]))
 
 
 def _make_next_version(out_dir: Path) -> Path:
     out_dir.mkdir(parents=True, exist_ok=True)
-    versions = (p.name.removeprefix("version_") for p in out_dir.glob("version_*"))
-    start = max((int(v) + 1 for v in versions if v.isdecimal()), default=0)
-    for number in itertools.count(start):
+    newest = next((int(path.name.removeprefix("version_")) for path in versions(out_dir)), -1)
+    for number in itertools.count(newest + 1):
         path = out_dir / f"version_{number}"
         try:
             # Fails if another run has just taken it.
@@ -37,3 +104,21 @@ def _make_next_version(out_dir: Path) -> Path:
             continue
         return path
     raise AssertionError
+
+
+def _lock(path: Path) -> int:
+    """An open folder, locked until it is closed or its process ends in whatever way.
+
+    Raises:
+        BlockingIOError: another process has it.
+    """
+    descriptor = os.open(path, os.O_RDONLY) if fcntl is not None else os.open(os.devnull, os.O_RDONLY)
+    if fcntl is not None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            # Some network file systems have no locks, and a run is better than none.
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                os.close(descriptor)
+                raise
+    return descriptor

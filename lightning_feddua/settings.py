@@ -1,10 +1,31 @@
 """What a user may ask of a loop: each check gives one clear error before any work starts."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lightning_feddua.callbacks import Checkpoint, FederatedCallback
 from lightning_feddua.data.module import FederatedDataModule
 from lightning_feddua.errors import ConfigurationError, choices
+
+
+def with_checkpoint(
+    callbacks: Sequence[FederatedCallback], checkpoint_every: int | None
+) -> tuple[list[FederatedCallback], list[FederatedCallback]]:
+    """Callbacks that do not save the run, and the one that does, if any."""
+    others = [callback for callback in callbacks if not isinstance(callback, Checkpoint)]
+    saving = [callback for callback in callbacks if isinstance(callback, Checkpoint)]
+    if checkpoint_every is not None and checkpoint_every < 1:
+        raise ConfigurationError(
+            f"`checkpoint_every={checkpoint_every}` is less than 1.", "Give a whole number from 1 up, or None."
+        )
+    if checkpoint_every is not None:
+        saving.append(Checkpoint(checkpoint_every))
+    if len(saving) > 1:
+        raise ConfigurationError(
+            f"There are {len(saving)} `Checkpoint`s, which would write the same files.",
+            "Give one, or `checkpoint_every` alone.",
+        )
+    return others, list(saving)
 
 
 def as_datamodule(datamodule: Any) -> FederatedDataModule:

@@ -73,6 +73,7 @@ def test_server_without_preset_keeps_the_recipe(tmp_path):
         (["--loop.precision", "fp8"], "Fabric cannot start with "),
         (["--loop.seed", "-1"], "`seed=-1` is less than 0. "),
         (["--data.num_clients", "0"], "`num_clients=0` is less than 1. "),
+        (["--ckpt_path", "x.ckpt"], "The checkpoint `x.ckpt` cannot be read: No such file or directory. "),
         (["--confg", "x"], "unrecognized arguments: --confg x. See"),
     ],
 )

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightning_feddua.loop import FederatedLoop
@@ -48,3 +48,10 @@ class FederatedCallback:
 
     def on_exception(self, loop: FederatedLoop, exception: BaseException) -> None:
         """When the run is about to end by an exception, Ctrl-C among them."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What later rounds depend on, as tensors and plain values, for checkpoints; called on every rank."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved state."""

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import csv
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
+
 from lightning_feddua.callbacks.base import FederatedCallback
+from lightning_feddua.run_dir import whole_file
 
 if TYPE_CHECKING:
     from lightning_feddua.loop import FederatedLoop
@@ -19,17 +23,30 @@ class CSVLog(FederatedCallback):
         self._file: TextIO | None = None
         self._columns: list[str] = []
 
+    def on_fit_start(self, loop: FederatedLoop) -> None:
+        """Bring the file of a run that goes on to the round it goes on from."""
+        if loop.history:
+            self._write(loop)
+
     def on_round_end(self, loop: FederatedLoop, round: int) -> None:
         """Append the round's row; a new column rewrites the file from the history."""
+        self._write(loop)
+
+    def _write(self, loop: FederatedLoop) -> None:
         if not loop.fabric.is_global_zero:
             return
         row = loop.history[-1]
-        if self._file is None or not row.keys() <= set(self._columns):
-            self._rewrite(loop.run_dir / self.FILE_NAME, loop.history)
-        else:
-            csv.DictWriter(self._file, self._columns).writerow(row)
-        assert self._file is not None
-        self._file.flush()
+        try:
+            if self._file is None or not row.keys() <= set(self._columns):
+                self._rewrite(loop.run_dir / self.FILE_NAME, loop.history)
+            else:
+                csv.DictWriter(self._file, self._columns).writerow(row)
+            assert self._file is not None
+            self._file.flush()
+        except OSError as error:
+            # The history is in memory: the next round tries to write all of it.
+            self._close()
+            rank_zero_warn(f"`{self.FILE_NAME}` cannot be written: {error.strerror or error}. The run goes on.")
 
     def on_fit_end(self, loop: FederatedLoop) -> None:
         """Close the file."""
@@ -42,12 +59,15 @@ class CSVLog(FederatedCallback):
     def _rewrite(self, path: Path, history: list[dict[str, Any]]) -> None:
         self._close()
         self._columns = list(dict.fromkeys(name for row in history for name in row))
-        self._file = path.open("w", newline="")
-        writer = csv.DictWriter(self._file, self._columns)
-        writer.writeheader()
-        writer.writerows(history)
+        with whole_file(path, "w", newline="") as file:
+            writer = csv.DictWriter(file, self._columns)
+            writer.writeheader()
+            writer.writerows(history)
+        self._file = path.open("a", newline="")
 
     def _close(self) -> None:
         if self._file is not None:
-            self._file.close()
+            # What could not be written before cannot be now.
+            with suppress(OSError):
+                self._file.close()
             self._file = None

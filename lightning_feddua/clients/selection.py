@@ -53,6 +53,21 @@ def choose_engine(
     return chosen, note
 
 
+def known_engine(name: str, known: str) -> tuple[str, str]:
+    """The engine that a run has used so far, without a trial, and what the header says of it.
+
+    Args:
+        name: what is asked for.
+        known: the name of the engine so far.
+    """
+    if name not in ("auto", known):
+        raise ConfigurationError(
+            f"The checkpoint's run used the {known} engine, and `engine={name}` would round differently.",
+            'Use the same or `engine="auto"`, or start afresh.',
+        )
+    return known, f"{known}, as before"
+
+
 def _decide(
     name: str, federation: Federation, algorithm: LocalTraining, clients: list[Client], state: GlobalState
 ) -> tuple[str, str]:

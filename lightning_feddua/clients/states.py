@@ -24,8 +24,7 @@ class ClientStates:
         names: the vectors.
         size: the number of elements of each.
         dtype: their dtype.
-        keep: ``"memory"``, or ``"disk"`` for files that are mapped into memory.
-        folder: where such files live; a temporary folder by default.
+        keep: ``"memory"``, or ``"disk"`` for temporary files that are mapped into memory.
     """
 
     def __init__(
@@ -35,7 +34,6 @@ class ClientStates:
         size: int,
         dtype: torch.dtype,
         keep: Literal["memory", "disk"] = "memory",
-        folder: Path | None = None,
     ) -> None:
         self._fabric = fabric
         self.names = tuple(names)
@@ -44,7 +42,7 @@ class ClientStates:
         self._rows: dict[int, Tensor] = {}
         # The rank that holds each client; the same on every rank.
         self._holders: dict[int, int] = {}
-        self._file = _RowFile(self._shape, dtype, folder) if keep == "disk" and self.names else None
+        self._file = _RowFile(self._shape, dtype) if keep == "disk" and self.names else None
 
     def __len__(self) -> int:
         return len(self._holders)
@@ -100,18 +98,26 @@ class ClientStates:
             self.put(client, vectors)
 
     def state_dict(self) -> dict[str, Any]:
-        """The clients that this rank holds."""
-        return {"names": list(self.names), "rows": dict(self._rows)}
+        """All clients' vectors on rank 0, those that a rank holds on others; a collective."""
+        own, rows = self._fabric.global_rank, dict(self._rows)
+        for client, holder in sorted(self._holders.items()):
+            if holder == 0:
+                continue
+            if own == holder:
+                torch.distributed.send(self.get(client), 0)
+            elif own == 0:
+                vectors = torch.empty(self._shape, dtype=self._dtype, device=self._fabric.device)
+                torch.distributed.recv(vectors, holder)
+                rows[client] = vectors.cpu()
+        return {"names": list(self.names), "rows": rows}
 
-    def load_state_dict(self, parts: Sequence[dict[str, Any]]) -> None:
-        """Go on from the states of all ranks of another run, be they as many as here or not."""
-        clients = sorted(client for part in parts for client in part["rows"])
-        self._holders = {client: i % self._fabric.world_size for i, client in enumerate(clients)}
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from the state of another run, be there as many ranks as in that or not."""
         self._rows = {}
-        for part in parts:
-            for client, row in part["rows"].items():
-                if self._holders[client] == self._fabric.global_rank:
-                    self.put(client, row)
+        self._holders = {client: i % self._fabric.world_size for i, client in enumerate(sorted(state["rows"]))}
+        for client, holder in self._holders.items():
+            if holder == self._fabric.global_rank:
+                self.put(client, state["rows"][client])
 
 
 class _RowFile:
@@ -119,10 +125,10 @@ class _RowFile:
 
     _BLOCK_ROWS = 64
 
-    def __init__(self, shape: tuple[int, int], dtype: torch.dtype, folder: Path | None) -> None:
+    def __init__(self, shape: tuple[int, int], dtype: torch.dtype) -> None:
         self._shape = shape
         self._dtype = np.dtype(str(dtype).removeprefix("torch."))
-        self._folder = tempfile.TemporaryDirectory(prefix="client_states_", dir=folder)
+        self._folder = tempfile.TemporaryDirectory(prefix="client_states_")
         self._blocks = 0
         self._free: list[Tensor] = []
 

@@ -1,0 +1,149 @@
+"""Checkpoint files: written so that a kill at any instant leaves the previous one, and read only if intact."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
+
+from lightning_feddua.errors import ConfigurationError
+from lightning_feddua.launching import on_rank_zero
+from lightning_feddua.run_dir import versions, whole_file
+
+LAST = "last.ckpt"
+# What a federated run keeps besides the entries of an ordinary Lightning checkpoint.
+FEDERATED = "federated"
+# Raised when older code could no longer make sense of what is written.
+FORMAT = 1
+
+
+@dataclass
+class Found:
+    """A checkpoint to go on from.
+
+    Args:
+        path: its file.
+        checkpoint: its content.
+        run_dir: the folder to go on in; None for a new one.
+    """
+
+    path: Path
+    checkpoint: dict[str, Any]
+    run_dir: Path | None = None
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What only a federated run has."""
+        return self.checkpoint[FEDERATED]
+
+
+class DamagedError(ConfigurationError):
+    """A file that is not what was written."""
+
+
+def round_name(rounds: int) -> str:
+    """The file of the state after so many rounds.
+
+    >>> round_name(100)
+    'round-0100.ckpt'
+    """
+    return f"round-{rounds:04d}.ckpt"
+
+
+def write(checkpoint: dict[str, Any], path: Path) -> None:
+    """Write a file that is there as a whole or not at all, whatever happens on the way.
+
+    Raises:
+        OSError: the disk is full or does not want to; the file that was there before is still there.
+    """
+    try:
+        with whole_file(path, "wb") as file:
+            torch.save(checkpoint, file)
+    except RuntimeError as error:
+        # torch hides the error of the file's own `write` behind one of its own.
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The content of a checkpoint, loaded without running any code of it.
+
+    Raises:
+        DamagedError: the file is not as it was written.
+        ConfigurationError: it is, but is no checkpoint of a federated run.
+    """
+    remedy = "Give the checkpoint of a federated run, or leave `ckpt_path` out to start afresh."
+    try:
+        # `torch.load` does not look at the checksums that `torch.save` has written.
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+        if damaged is not None:
+            raise DamagedError(f"The checkpoint `{path}` is damaged in `{damaged}`.", remedy)
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, KeyError) as error:
+        raise DamagedError(f"The checkpoint `{path}` is damaged or no checkpoint at all.", remedy) from error
+    except pickle.UnpicklingError as error:
+        raise ConfigurationError(
+            f"The file `{path}` holds more than tensors and plain values, and loading it could run code.", remedy
+        ) from error
+    except OSError as error:
+        raise ConfigurationError(f"The checkpoint `{path}` cannot be read: {error.strerror}.", remedy) from error
+    if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get(FEDERATED), dict):
+        raise ConfigurationError(f"The file `{path}` is not the checkpoint of a federated run.", remedy)
+    if checkpoint[FEDERATED]["format"] > FORMAT:
+        raise ConfigurationError(
+            f"The checkpoint `{path}` was written by a newer version of this package.", "Update the package."
+        )
+    return checkpoint
+
+
+def find_checkpoint(fabric: Fabric, out_dir: Path, ckpt_path: str | Path | None) -> Found | None:
+    """What a run shall go on from, the same on every rank; None to start afresh. A collective.
+
+    Args:
+        fabric: for the exchange; rank 0 alone reads files.
+        out_dir: where runs are kept.
+        ckpt_path: a file; or ``"last"``, for the newest run that has a checkpoint.
+    """
+    if ckpt_path is None:
+        return None
+    if ckpt_path != "last":
+        path = Path(ckpt_path)
+        return Found(path, on_rank_zero(fabric, read, path))
+    return on_rank_zero(fabric, _find_last, out_dir)
+
+
+def _find_last(out_dir: Path) -> Found | None:
+    for run_dir in versions(out_dir):
+        if files := _newest_first(run_dir):
+            return _first_intact(run_dir, files)
+    rank_zero_info(f"There is no checkpoint in `{out_dir}` yet: the run starts afresh.")
+    return None
+
+
+def _first_intact(run_dir: Path, files: list[Path]) -> Found:
+    for path in files:
+        try:
+            return Found(path, read(path), run_dir)
+        except DamagedError as error:
+            rank_zero_warn(f"{str(error).split('. ')[0]}. Looking for an older one.")
+    raise ConfigurationError(
+        f"Every checkpoint in `{run_dir}` is damaged.", "Move the folder away to start afresh, or give another file."
+    )
+
+
+def _newest_first(run_dir: Path) -> list[Path]:
+    rounds = {
+        path: int(match[1]) for path in run_dir.iterdir() if (match := re.match(r"round-(\d+)\.ckpt$", path.name))
+    }
+    last = run_dir / LAST
+    return [*([last] if last.exists() else []), *sorted(rounds, key=lambda path: -rounds[path])]

@@ -1,0 +1,147 @@
+"""What a checkpoint holds: an ordinary Lightning checkpoint, with the state of the federated run under one more key."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import lightning
+import numpy as np
+import torch
+from lightning import LightningModule
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
+
+from lightning_feddua.checkpoints.files import FEDERATED, FORMAT, Found
+from lightning_feddua.checkpoints.identity import check_identity
+from lightning_feddua.checkpoints.loggers import logger_positions, resume_loggers
+from lightning_feddua.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from lightning_feddua.loop import FederatedLoop
+
+_SAFE = (bool, int, float, str, bytes, type(None), Tensor, torch.dtype, torch.device, torch.Size)
+
+
+def capture(loop: FederatedLoop) -> dict[str, Any]:
+    """The state of a run between two rounds, when the module holds the global weights. Tensors are not copied.
+
+    Every rank calls this, because the parts of a run may keep something on each; rank 0 writes it.
+
+    Raises:
+        ConfigurationError: something in it could not be loaded again without running code.
+    """
+    federation, module = loop._federation, loop.module
+    rounds = len(loop.history)
+    # The module's parameters are windows on one vector, so that these weights take no room of their own in the file.
+    own_precision = federation.parameters.vector.dtype == loop.weights.dtype
+    weights = federation.parameters.vector if own_precision else loop.weights
+    state_dict = module.state_dict()
+    checkpoint: dict[str, Any] = {
+        "epoch": rounds,
+        "global_step": rounds,
+        "pytorch-lightning_version": lightning.__version__,
+        "state_dict": state_dict,
+        **_hyper_parameters(module),
+        FEDERATED: {
+            "format": FORMAT,
+            "identity": loop.identity,
+            "engine": loop._engine.name,
+            "weights": weights,
+            "average": loop.average,
+            # All of them; a state dict leaves out those that are not persistent.
+            "buffers": dict(module.named_buffers()),
+            "history": loop.history,
+            "parts": {name: part.state_dict() for name, part in _parts(loop).items()},
+            "loggers": logger_positions(loop.fabric),
+        },
+    }
+    if loop.average is not None:
+        averaged = dict(federation.parameters.named_views(module, loop.average))
+        checkpoint["averaged_state_dict"] = {**state_dict, **{k: v for k, v in averaged.items() if k in state_dict}}
+    module.on_save_checkpoint(checkpoint)
+    return {key: _plain(value, key) for key, value in checkpoint.items()}
+
+
+def restore(loop: FederatedLoop, found: Found) -> None:
+    """Bring a run to the state of a checkpoint, or say in one sentence what keeps it from there."""
+    state = found.state
+    check_identity(state["identity"], loop.identity, found.path)
+    rounds = len(state["history"])
+    if rounds > loop.max_rounds:
+        raise ConfigurationError(
+            f"The checkpoint `{found.path}` has {rounds} rounds, more than `max_rounds={loop.max_rounds}`.",
+            "Ask for as many rounds at least, or start afresh.",
+        )
+    loop.module.on_load_checkpoint(found.checkpoint)
+    loop._federation.load(found.checkpoint["state_dict"], state["buffers"])
+    loop.weights.copy_(state["weights"])
+    if loop.average is not None:
+        loop.average.copy_(state["average"])
+    loop._federation.restore(loop.weights)
+    parts = _parts(loop)
+    for name, part in parts.items():
+        if name in state["parts"]:
+            part.load_state_dict(state["parts"][name])
+    for name in state["parts"].keys() - parts.keys():
+        # The package's own callbacks report on a run, and do not steer it.
+        if state["parts"][name] and not name.startswith(__name__.partition(".")[0]):
+            rank_zero_warn(f"The checkpoint `{found.path}` has a state of `{name}`, which this run does not have.")
+    loop.history = state["history"]
+    loop.current_round = rounds
+    resume_loggers(loop.fabric, state["loggers"] if found.run_dir is not None else [])
+
+
+def _parts(loop: FederatedLoop) -> dict[str, Any]:
+    """The objects of a run that have a state of their own, by name."""
+    parts: dict[str, Any] = {"server": loop.server, "client": loop.client, "client states": loop.states}
+    for callback in loop.callbacks:
+        if callback is not loop.server:
+            name = f"{type(callback).__module__}.{type(callback).__qualname__}"
+            of_its_class = sum(known.startswith(name) for known in parts)
+            parts[f"{name} {of_its_class}"] = callback
+    return {name: part for name, part in parts.items() if hasattr(part, "state_dict")}
+
+
+def _hyper_parameters(module: LightningModule) -> dict[str, Any]:
+    """The module's hyperparameters under the keys that ``load_from_checkpoint`` reads, where they are plain values."""
+    if not module.hparams:
+        return {}
+    kept = {}
+    for name, value in dict(module.hparams).items():
+        try:
+            kept[name] = _plain(value, name)
+        except ConfigurationError:
+            rank_zero_warn(
+                f"The hyperparameter `{name}` is a `{type(value).__name__}` and is not kept in checkpoints."
+                f" Give it to `load_from_checkpoint` as an argument."
+            )
+    names = {module.CHECKPOINT_HYPER_PARAMS_NAME: getattr(module, "_hparams_name", None)}
+    return {module.CHECKPOINT_HYPER_PARAMS_KEY: kept, **{key: name for key, name in names.items() if name}}
+
+
+def _plain(value: Any, where: str) -> Any:
+    """A value made of what `torch.load` takes without running code; tensors are passed on as they are."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if type(value) in _SAFE or isinstance(value, Tensor):
+        return value
+    if isinstance(value, Mapping):
+        items = {_plain(key, where): _plain(item, f"{where}.{key}") for key, item in value.items()}
+        if not hasattr(value, "_metadata"):
+            return items
+        # A state dict, with the versions of its modules in an attribute.
+        state_dict = OrderedDict(items)
+        state_dict._metadata = value._metadata  # type: ignore[attr-defined]
+        return state_dict
+    if isinstance(value, list | tuple | set):
+        kind = next(kind for kind in (list, tuple, set) if isinstance(value, kind))
+        return kind(_plain(item, f"{where}.{i}") for i, item in enumerate(value))
+    raise ConfigurationError(
+        f"`{where}` is a `{type(value).__name__}`, which a checkpoint cannot hold: loading it could run code.",
+        "Keep it as tensors and plain values.",
+    )
