@@ -40,6 +40,7 @@ class Federation:
         datamodule: its clients.
         stage: what it is for, told to the `setup` and `teardown` of module and data.
         seed: of everything random in validation.
+        channels_last: whether convolutions and images get this memory format.
     """
 
     def __init__(
@@ -49,10 +50,12 @@ class Federation:
         datamodule: FederatedDataModule,
         stage: Literal["fit", "validate", "test"] = "fit",
         seed: int = 0,
+        channels_last: bool = False,
     ) -> None:
         self.fabric = fabric
         self._setup_stage = stage
         self._seed = seed
+        self._channels_last = channels_last
         self.module = module
         self.datamodule = datamodule
         self._stack = ExitStack()
@@ -76,7 +79,7 @@ class Federation:
         self.parameters = FlatParameters(self.module)
         self._stack.callback(self.parameters.release)
         self.buffers = ModuleBuffers(self.module)
-        self.transfer = BatchTransfer(self.fabric, self.module, self.datamodule.hook_owner)
+        self.transfer = BatchTransfer(self.fabric, self.module, self.datamodule.hook_owner, self._channels_last)
         self.evaluator = Evaluator(self.fabric, self.module, self.view, self.transfer, self._seed)
 
     def configure_optimizers(self, work: LocalWork) -> None:
@@ -134,6 +137,8 @@ class Federation:
         trainable_parameters(self.module)
         self.fabric.strategy.precision.convert_module(self.module)
         self.fabric.to_device(self.module)
+        if self._channels_last:
+            self.module.to(memory_format=torch.channels_last)
         if self.fabric.world_size > 1:
             for tensor in chain(self.module.parameters(), self.module.buffers()):
                 torch.distributed.broadcast(tensor.data, src=0)

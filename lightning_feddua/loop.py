@@ -77,6 +77,7 @@ class FederatedLoop:
             ``"vectorized"``, many in one vmapped step; ``"auto"``, whichever a few trial steps show to be faster.
         compile: whether the vectorized engine compiles the local steps of a stack of clients into one function. That
             takes a minute or so at the start, and is checked against the eager steps.
+        channels_last: whether convolutions and images get this memory format, with which many are faster.
         lanes: into how many sums, added in a fixed order, the clients' updates go, so that with the sequential engine
             any number of ranks up to it gives the same bits. None adds in whatever order is fastest, in less memory.
         client_states: where the vectors are that an algorithm keeps for each client: ``"memory"`` or ``"disk"``.
@@ -118,6 +119,7 @@ class FederatedLoop:
         local_lr_decay: float = 1.0,
         engine: Literal["auto", "sequential", "vectorized"] = "auto",
         compile: bool = False,
+        channels_last: bool = False,
         lanes: int | None = 8,
         client_states: Literal["memory", "disk"] = "memory",
         validate_every: int = 1,
@@ -153,6 +155,7 @@ class FederatedLoop:
         self.local_lr_decay = local_lr_decay
         self.engine = engine
         self.compile = compile
+        self.channels_last = channels_last
         self.lanes = lanes
         self.client_states = client_states
         self.validate_every = validate_every
@@ -223,7 +226,10 @@ class FederatedLoop:
         self, model: LightningModule, datamodule: FederatedDataModule, ckpt_path: str | Path | None = None
     ) -> None:
         found = find_checkpoint(self.fabric, self.out_dir, ckpt_path)
-        with Federation(self.fabric, model, datamodule, "fit", self.seed) as federation, ExitStack() as stack:
+        with (
+            Federation(self.fabric, model, datamodule, "fit", self.seed, self.channels_last) as federation,
+            ExitStack() as stack,
+        ):
             self._federation = federation
             self._set_up(found)
             existing = None if found is None else found.run_dir
@@ -417,7 +423,7 @@ class FederatedLoop:
         self, model: LightningModule, datamodule: FederatedDataModule, stage: Stage | Literal["clients"]
     ) -> dict[str, float]:
         setup: Literal["validate", "test"] = "test" if stage == "test" else "validate"
-        with Federation(self.fabric, model, datamodule, setup, self.seed) as federation:
+        with Federation(self.fabric, model, datamodule, setup, self.seed, self.channels_last) as federation:
             return federation.evaluate_clients() if stage == "clients" else federation.evaluate(stage)
 
     def _leave(self) -> None:

@@ -17,7 +17,7 @@ from lightning_feddua.clients.local_training import LocalTraining
 from lightning_feddua.clients.rounds import LocalRounds
 from lightning_feddua.clients.states import ClientStates
 from lightning_feddua.clients.training_step import TRAINING_HOOKS, loss_of, takes_batch_idx
-from lightning_feddua.data.client_data import ClientData
+from lightning_feddua.data.client_data import ClientData, tensor_versions
 from lightning_feddua.errors import ClientError
 from lightning_feddua.federation import Federation
 from lightning_feddua.log_capture import LogCapture, compute_alone, local_metrics
@@ -91,7 +91,7 @@ class SequentialEngine:
         with capture.attached(self._module), local_metrics(self._module):
             self._hook("on_train_start")
             epoch, batch_idx, skipping = -1, 0, False
-            for new_epoch, batch in data.batches(work.batch_size, rng, steps=work.steps, epochs=work.epochs):
+            for new_epoch, batch in self._batches(data, work, rng):
                 if new_epoch != epoch:
                     if epoch >= 0:
                         self._end_epoch()
@@ -106,9 +106,22 @@ class SequentialEngine:
             view.stop_client()
             return self._results()
 
+    def _batches(self, data: ClientData, work: LocalWork, rng: np.random.Generator) -> Iterator[tuple[int, Any]]:
+        """Minibatches on the device, each with the number of the pass over the data that it belongs to."""
+        if len(data) > work.batch_size or not data.in_memory or self._transfer.has_hooks:
+            for epoch, batch in data.batches(work.batch_size, rng, steps=work.steps, epochs=work.epochs):
+                yield epoch, self._transfer(batch)
+            return
+        # The same samples in each step: they are copied once, unless a step writes to them.
+        whole, versions = None, None
+        for epoch in range(work.batches(len(data))):
+            if whole is None or tensor_versions(whole) != versions:
+                whole = self._transfer(data.batch(np.arange(len(data))))
+                versions = tensor_versions(whole)
+            yield epoch, list(whole)
+
     def _step(self, batch: Any, batch_idx: int) -> int:
         module, view = self._module, self._view
-        batch = self._transfer(batch)
         self._batch, self._batch_idx = batch, batch_idx
         self._capture.start_batch(batch)
         if self._hook("on_train_batch_start", batch, batch_idx) == -1:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from lightning_feddua.clients.compiled import CompiledSteps
 from lightning_feddua.clients.engine import Client, ClientUpdate, GlobalState, Notify
@@ -19,7 +19,7 @@ from lightning_feddua.clients.stack import ClientStack
 from lightning_feddua.clients.stacked_steps import StackedSteps
 from lightning_feddua.clients.states import ClientStates
 from lightning_feddua.clients.training_step import TRAINING_HOOKS
-from lightning_feddua.data.client_data import minibatches, stacked_batch
+from lightning_feddua.data.client_data import minibatches, stacked_batch, tensor_versions
 from lightning_feddua.errors import ClientError
 from lightning_feddua.federation import Federation
 from lightning_feddua.sampling import Purpose, generator, seed_generators
@@ -171,9 +171,9 @@ class VectorizedEngine:
     def _whole_clients(self, chunk: list[Client]) -> Any:
         """All samples of each client, stacked once for as long as the same clients train and no step changes them."""
         key = [client.index for client in chunk]
-        if self._whole is None or self._whole[0] != key or self._whole[2] != _versions(self._whole[1]):
+        if self._whole is None or self._whole[0] != key or self._whole[2] != tensor_versions(self._whole[1]):
             batch = self._stack_batches(chunk, [np.arange(len(client.data)) for client in chunk])
-            self._whole = (key, batch, _versions(batch))
+            self._whole = (key, batch, tensor_versions(batch))
         return self._whole[1]
 
     def _stack_batches(self, chunk: list[Client], positions: list[np.ndarray]) -> Any:
@@ -214,8 +214,3 @@ class VectorizedEngine:
                 None if integers is None else integers[i],
                 extra[i],
             )
-
-
-def _versions(batch: Any) -> list[int]:
-    """How often each tensor has been written to."""
-    return [leaf._version for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 Collate = Callable[[list[Any]], Any]
@@ -32,6 +33,11 @@ class ClientData:
 
     def __len__(self) -> int:
         return len(self._dataset) if self._indices is None else len(self._indices)  # type: ignore[arg-type]
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the samples are tensors, which are the same each time they are asked for."""
+        return self._tensors is not None
 
     def batch(self, positions: np.ndarray) -> Any:
         """The batch of the samples at these positions; its tensors are copies, so a step may change them."""
@@ -67,6 +73,11 @@ def stacked_batch(clients: Sequence[ClientData], positions: Sequence[np.ndarray]
     rows = [p if c._indices is None else c._indices[p] for c, p in zip(clients, positions, strict=True)]
     index = torch.from_numpy(np.stack(rows))
     return [tensor[index.to(tensor.device)] for tensor in tensors]
+
+
+def tensor_versions(batch: Any) -> list[int]:
+    """How often each tensor of a batch has been written to."""
+    return [leaf._version for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
 
 
 def minibatches(
