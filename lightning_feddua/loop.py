@@ -18,7 +18,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import Dataset
 
-from lightning_feddua.callbacks import CSVLog, FederatedCallback, ProgressBar
+from lightning_feddua.callbacks import CSVLog, FederatedCallback, ProgressBar, RunInfo
 from lightning_feddua.clients.engine import Client, GlobalState, LocalWork
 from lightning_feddua.clients.local_training import LocalTraining
 from lightning_feddua.clients.selection import make_engine
@@ -134,7 +134,7 @@ class FederatedLoop:
         if isinstance(callbacks, FederatedCallback):
             callbacks = [callbacks]
         # The server steps last in `on_aggregate_end`; what reports on a round comes last of all.
-        self.callbacks: list[FederatedCallback] = [*(callbacks or []), self.server, CSVLog()]
+        self.callbacks: list[FederatedCallback] = [*(callbacks or []), self.server, CSVLog(), RunInfo()]
         if enable_progress_bar:
             self.callbacks.append(ProgressBar())
         self.fabric = make_fabric(
@@ -256,7 +256,13 @@ class FederatedLoop:
                 f"Round {round}: the update or a training metric is not finite, and later rounds will hardly recover."
                 " Try a smaller local learning rate, or `gradient_clip_val`."
             )
-        row = {"round": round, "eta_g": self.eta_g, "clients": len(update.squared_norms), **update.metrics}
+        row = {
+            "round": round,
+            "eta_g": self.eta_g,
+            "clients": len(update.squared_norms),
+            "heterogeneity": update.heterogeneity(),
+            **update.metrics,
+        }
         if self.validate_every and ((round + 1) % self.validate_every == 0 or round + 1 == self.max_rounds):
             row.update(self._validate())
         federation.restore(self.weights)
