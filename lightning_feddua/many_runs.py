@@ -158,15 +158,19 @@ def _run_all(waiting: deque[Job], workers: int, devices: int, display: LiveDispl
 def _start(job: Job, slot: int, devices: int, ends: tuple[int, int]) -> _Running:
     job.folder.mkdir(parents=True, exist_ok=True)
     (job.folder / FINISHED_FILE).unlink(missing_ok=True)
-    recipe = job.folder / RECIPE_FILE
-    recipe.write_text(yaml.safe_dump(dict(job.recipe), sort_keys=False))
-    arguments = ["fit", "--config", str(recipe)]
-    if devices and job.recipe["loop"]["devices"] == "auto":
-        arguments += ["--loop.devices", f"[{slot % devices}]"]
+    (job.folder / RECIPE_FILE).write_text(yaml.safe_dump(dict(job.recipe), sort_keys=False))
     earlier = latest_version(job.folder)
+    arguments = _fit_arguments(job, slot, devices)
     process = multiprocessing.get_context("fork").Process(target=_work, args=(job, arguments, ends))
     process.start()
     return _Running(job, process, slot, earlier)
+
+
+def _fit_arguments(job: Job, slot: int, devices: int) -> list[str]:
+    arguments = ["fit", "--config", str(job.folder / RECIPE_FILE)]
+    if devices and job.recipe["loop"]["devices"] == "auto":
+        arguments += ["--loop.devices", f"[{slot % devices}]"]
+    return arguments
 
 
 def _work(job: Job, arguments: list[str], ends: tuple[int, int]) -> None:
