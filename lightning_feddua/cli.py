@@ -105,7 +105,7 @@ def _run(arguments: list[str]) -> int:
         # What the others take would only cost time.
         if name == command:
             COMMANDS[name].add_arguments(subparser)
-        subcommands.add_subcommand(name, subparser, help=COMMANDS[name].description.split(".")[0].lower())
+        subcommands.add_subcommand(name, subparser, help=_first_sentence(COMMANDS[name].description))
     if command in COMMANDS:
         arguments = [command, *COMMANDS[command].prepare(arguments[1:])]
     config = _parse(parser, arguments, command)
@@ -117,6 +117,11 @@ def _parse(parser: ArgumentParser, arguments: list[str], command: str) -> Namesp
         return parser.parse_args(arguments)
     except ArgumentError as error:
         raise ConfigurationError(*_sentences(error, command)) from error
+
+
+def _first_sentence(text: str) -> str:
+    """As a phrase: without its capital and its full stop."""
+    return text[0].lower() + text[1:].split(".")[0]
 
 
 def _parser(**arguments: Any) -> ArgumentParser:
@@ -261,6 +266,8 @@ def _sentences(error: ArgumentError, command: str) -> tuple[str, str]:
         if value and kinds:
             return f"`{match[1]}` cannot be `{value[1]}`.", f"Give a value of type {kinds}."
     problem = " ".join(text.split()).rstrip(".")
+    if "arguments are required" in problem and "folders" in problem:
+        return "The command line names no folder.", f"Give a run's, as in `feddua {command} runs/synthetic/version_0`."
     if "arguments are required" in problem:
         return (
             "The command line names no model or no data.",

@@ -13,7 +13,7 @@ from jsonargparse import ArgumentParser
 from lightning_feddua.errors import ConfigurationError
 from lightning_feddua.live_display import LiveDisplay
 from lightning_feddua.many_runs import Job, run_jobs
-from lightning_feddua.plotting import check_picture, plot_curves, plot_overview
+from lightning_feddua.plotting import can_draw, check_picture, plot_curves, plot_overview
 from lightning_feddua.recipes import SECTIONS, find_recipe, load_recipe, merge, split_presets
 from lightning_feddua.report import write_report
 from lightning_feddua.results import check_metric, load_methods, metric_names, result_names
@@ -31,7 +31,13 @@ def add_compare_arguments(parser: ArgumentParser) -> None:
     add("--seeds", type=int, default=1, help="how many seeds, of the loop and of the data, from the recipe's on")
     add("--jobs", type=int | None, default=None, help="how many runs at once; one a device or core if left out")
     add("--out", type=str | None, default=None, help="where everything goes; `compare` in the recipe's `out_dir`")
-    add("overrides", nargs="*", type=str, help="options of `feddua fit` for every run, as in --loop.max_rounds 50")
+    add(
+        "overrides",
+        nargs="*",
+        type=str,
+        default=[],
+        help="options of `feddua fit` for every run, as in --loop.max_rounds 50",
+    )
 
 
 def add_plot_arguments(parser: ArgumentParser) -> None:
@@ -85,6 +91,8 @@ def compare(
     first = next(iter(recipes.values()))
     root = Path(out) if out is not None else Path(first["loop"]["out_dir"]) / "compare"
     todo = [_seeded_job(root, name, recipe, offset) for name, recipe in recipes.items() for offset in range(seeds)]
+    if not can_draw():
+        print('There will be no figure: run `pip install "lightning-feddua[plot]"` for Matplotlib.')
     failed = run_jobs(todo, root, jobs, LiveDisplay())
     finished = [job.folder for job in todo if job not in failed]
     if finished:
@@ -163,8 +171,9 @@ def _write_results(folders: Sequence[Path], root: Path, title: str) -> None:
     table = summarize(methods)
     (root / "table.md").write_text(table.markdown())
     (root / "table.csv").write_text(table.csv())
-    for ending in ("png", "pdf"):
+    for ending in ("png", "pdf") if can_draw() else ():
         plot_curves(methods, result_names(methods), root / f"curves.{ending}")
     write_report(methods, root / "report.html", title)
     print(f"\n{table.markdown()}")
-    print(f"figure in {root / 'curves.png'}, table in {root / 'table.md'}, report in {root / 'report.html'}")
+    written = ["curves.png", "table.md", "report.html"][0 if can_draw() else 1 :]
+    print(f"{', '.join(written)} in {root}")

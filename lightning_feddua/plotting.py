@@ -1,17 +1,18 @@
-"""Pictures. Matplotlib is imported only here, when a picture is drawn."""
+"""Pictures. Matplotlib is an extra and is imported only here, when a picture is drawn."""
 
 from __future__ import annotations
 
 import itertools
 import zlib
 from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from lightning_feddua.errors import ConfigurationError, choices
-from lightning_feddua.results import Method, spans_decades
+from lightning_feddua.results import DIAGNOSTICS, Method, spans_decades
 
 
 class Style(NamedTuple):
@@ -86,7 +87,8 @@ def plot_curves(methods: Sequence[Method], metrics: Sequence[str], path: Path) -
     """Draw metrics over rounds, the mean over seeds with one standard deviation shaded.
 
     A row for each metric; methods without and with server momentum side by side, where there are both. Metrics that
-    span decades have a logarithmic axis, and mean and deviation are then those of the logarithm.
+    span decades have a logarithmic axis, and mean and deviation are then those of the logarithm. What jumps from round
+    to round is drawn faintly, with its running median on top.
 
     Args:
         methods: what to compare.
@@ -111,10 +113,7 @@ def plot_curves(methods: Sequence[Method], metrics: Sequence[str], path: Path) -
             for method in methods:
                 if method.momentum == momentum and method.has(metric):
                     _draw(axes, method, metric, log, styles[method.name])
-            axes.grid(alpha=0.25, linewidth=0.6)
-            axes.spines[["top", "right"]].set_visible(False)
-            if log:
-                axes.set_yscale("log")
+            _dress(axes, log)
         row[0].set_ylabel(TITLES.get(metric, metric))
     for momentum, column in zip(panels, grid.T, strict=True):
         if len(panels) > 1:
@@ -147,11 +146,8 @@ def plot_overview(methods: Sequence[Method], metrics: Sequence[str], path: Path)
         for method in methods:
             if method.has(metric):
                 handles[method.name] = _draw(axes, method, metric, log, styles[method.name])
-        if log:
-            axes.set_yscale("log")
+        _dress(axes, log)
         axes.set_title(TITLES.get(metric, metric), fontsize=10)
-        axes.grid(alpha=0.25, linewidth=0.6)
-        axes.spines[["top", "right"]].set_visible(False)
         axes.set_xlabel("round")
         axes.tick_params(labelbottom=True)
     for axes in grid.flat[len(metrics) :]:
@@ -196,9 +192,14 @@ def check_picture(path: Path) -> None:
 
 def _draw(axes: Any, method: Method, metric: str, log: bool, style: Style) -> Any:
     curve = method.curve(metric, log)
+    smooth = curve.running_median() if metric in DIAGNOSTICS else None
+    if smooth is not None:
+        axes.plot(curve.rounds, curve.mean, color=style.color, linewidth=0.5, alpha=0.25)
+    elif len(method.runs) > 1:
+        axes.fill_between(curve.rounds, curve.low, curve.high, color=style.color, alpha=0.18, linewidth=0)
     (line,) = axes.plot(
         curve.rounds,
-        curve.mean,
+        curve.mean if smooth is None else smooth,
         color=style.color,
         linestyle=(0, style.dash) if style.dash else "solid",
         linewidth=style.width,
@@ -206,9 +207,15 @@ def _draw(axes: Any, method: Method, metric: str, log: bool, style: Style) -> An
         # A single round is a point.
         marker="o" if len(curve.rounds) == 1 else None,
     )
-    if len(method.runs) > 1:
-        axes.fill_between(curve.rounds, curve.low, curve.high, color=style.color, alpha=0.18, linewidth=0)
     return line
+
+
+def _dress(axes: Any, log: bool) -> None:
+    if log:
+        axes.set_yscale("log")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.grid(alpha=0.25, linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _save(figure: Any, path: Path) -> None:
@@ -217,7 +224,16 @@ def _save(figure: Any, path: Path) -> None:
     _pyplot().close(figure)
 
 
+def can_draw() -> bool:
+    """Whether Matplotlib is installed."""
+    return find_spec("matplotlib") is not None
+
+
 def _pyplot() -> Any:
+    if not can_draw():
+        raise ConfigurationError(
+            "Matplotlib is not installed, and a picture was asked for.", 'Run `pip install "lightning-feddua[plot]"`.'
+        )
     import matplotlib
 
     matplotlib.use("Agg")

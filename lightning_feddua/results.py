@@ -22,8 +22,9 @@ RECIPE_FILE = "recipe.yaml"
 # In the folder of a run that is one of many: written when it is over, and says which version holds the results.
 FINISHED_FILE = "finished.json"
 
-# Columns of metrics.csv that are not a result of training.
+# Columns of metrics.csv that the loop writes by itself: about the run, and about its rounds.
 _BOOKKEEPING = {"round", "clients"}
+DIAGNOSTICS = {"eta_g", "heterogeneity", "seconds"}
 # What two runs of the same method may differ in.
 _NOT_THE_METHOD = {"loop.out_dir", "loop.seed", "loop.devices", "loop.enable_progress_bar"}
 
@@ -75,6 +76,13 @@ class Curve:
     mean: np.ndarray
     low: np.ndarray
     high: np.ndarray
+
+    def running_median(self) -> np.ndarray | None:
+        """The mean without its jumps from round to round, for metrics that have many; None where rounds are few."""
+        reach = len(self.mean) // 50
+        if reach == 0:
+            return None
+        return np.array([np.median(self.mean[max(0, i - reach) : i + reach + 1]) for i in range(len(self.mean))])
 
 
 @dataclass
@@ -133,17 +141,16 @@ def load_methods(folders: Iterable[Path | str]) -> list[Method]:
 
 
 def metric_names(methods: Sequence[Method]) -> list[str]:
-    """What the runs have logged, in the order of the log, without bookkeeping and the last iterate's twins."""
+    """What the runs have logged, results first, without bookkeeping and the last iterate's twins."""
     names = dict.fromkeys(name for method in methods for run in method.runs for name in run.columns)
-    return [name for name in names if name not in _BOOKKEEPING and not name.startswith(f"{LAST_ITERATE}/")]
+    shown = [name for name in names if name not in _BOOKKEEPING and not name.startswith(f"{LAST_ITERATE}/")]
+    return sorted(shown, key=lambda name: (name in DIAGNOSTICS, not name.startswith("val")))
 
 
 def result_names(methods: Sequence[Method]) -> list[str]:
     """The metrics by which methods are compared: those of validation, or else what training logs."""
-    names = metric_names(methods)
-    return [name for name in names if name.startswith("val")] or [
-        name for name in names if name not in ("eta_g", "heterogeneity", "seconds")
-    ]
+    names = [name for name in metric_names(methods) if name not in DIAGNOSTICS]
+    return [name for name in names if name.startswith("val")] or names
 
 
 def check_metric(methods: Sequence[Method], metric: str) -> None:

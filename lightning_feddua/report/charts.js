@@ -85,13 +85,19 @@
         const edge = [...inside.map(i => at(series, series.high, i)), ...inside.reverse().map(i => at(series, series.low, i))];
         if (edge.length) element(svg, "path", { class: "band", d: `M${edge.join("L")}Z`, fill: method.color, opacity: 0.18 });
       }
-      let path = "", pen = false;
-      for (const i of indices) {
-        if (usable(series.mean[i])) path += (pen ? "L" : "M") + at(series, series.mean, i);
-        pen = usable(series.mean[i]);
+      const line = list => {
+        let path = "", pen = false;
+        for (const i of indices) {
+          if (usable(list[i])) path += (pen ? "L" : "M") + at(series, list, i);
+          pen = usable(list[i]);
+        }
+        return path;
+      };
+      if (series.smooth) {
+        element(svg, "path", { class: "raw", d: line(series.mean), stroke: method.color, fill: "none", opacity: 0.2 });
       }
-      element(svg, "path", { class: "curve", d: path, "data-method": method.name, ...stroke(method) });
-      if (indices.length === 1 && path) {
+      element(svg, "path", { class: "curve", d: line(series.smooth ?? series.mean), "data-method": method.name, ...stroke(method) });
+      if (indices.length === 1 && usable(series.mean[0])) {
         element(svg, "circle", { cx: x(series.rounds[0]), cy: y(series.mean[0]), r: 3, fill: method.color });
       }
     }
@@ -154,7 +160,10 @@
   });
 
   const legend = document.getElementById("legend");
-  element(legend, "span", {}, "Click a method to hide or show it; point at a chart for its values. Shaded: one standard deviation over seeds.");
+  const any = key => data.charts.some(chart => chart.series.some(series => series[key]));
+  element(legend, "span", {}, "Click a method to hide or show it; point at a chart for its values."
+    + (any("low") ? " Shaded: one standard deviation over seeds, on logarithmic axes that of the logarithm." : "")
+    + (any("smooth") ? " Over what jumps from round to round lies its running median." : ""));
   data.methods.forEach((method, index) => {
     const button = element(legend, "button", { type: "button", "aria-pressed": "true", title: method.panel });
     const sample = element(button, "svg", { width: 34, height: 10, style: "width:34px" });

@@ -14,7 +14,7 @@ import numpy as np
 import yaml
 
 from lightning_feddua.plotting import PANELS, TITLES, method_styles
-from lightning_feddua.results import Method, metric_names, result_names, spans_decades
+from lightning_feddua.results import DIAGNOSTICS, Method, metric_names, spans_decades
 from lightning_feddua.summary import Summary, summarize
 
 # Longer runs are thinned out in the charts; the CSV logs have every round.
@@ -47,16 +47,14 @@ def write_report(methods: Sequence[Method], path: Path, title: str) -> None:
 
 
 def chart_data(methods: Sequence[Method]) -> dict[str, Any]:
-    """What the charts show: a style for each method; for each metric the curves, the band null for one seed."""
+    """What the charts show: a style for each method; for each metric the curves, null for what is not drawn."""
     styles = method_styles(method.name for method in methods)
-    names = [*result_names(methods)]
-    names += [name for name in metric_names(methods) if name not in names]
     return {
         "methods": [
             {"name": method.name, "panel": PANELS[method.momentum], **styles[method.name]._asdict()}
             for method in methods
         ],
-        "charts": [_chart(methods, metric) for metric in names],
+        "charts": [_chart(methods, metric) for metric in metric_names(methods)],
     }
 
 
@@ -69,12 +67,14 @@ def _chart(methods: Sequence[Method], metric: str) -> dict[str, Any]:
         curve = method.curve(metric, log)
         count = len(curve.rounds)
         shown = np.unique(np.linspace(0, count - 1, min(count, _MOST_POINTS)).round().astype(int))
-        band = len(method.runs) > 1
+        smooth = curve.running_median() if metric in DIAGNOSTICS else None
+        band = len(method.runs) > 1 and smooth is None
         series.append(
             {
                 "method": index,
                 "rounds": curve.rounds[shown].tolist(),
                 "mean": _numbers(curve.mean[shown]),
+                "smooth": None if smooth is None else _numbers(smooth[shown]),
                 "low": _numbers(curve.low[shown]) if band else None,
                 "high": _numbers(curve.high[shown]) if band else None,
             }
