@@ -30,7 +30,7 @@ class LiveDisplay:
         """Say how much there is to do."""
         self._total, self._done = total, reused
         known = f", {reused} of them finished before" if reused else ""
-        self._say(f"{total} runs{known}")
+        self._say(f"{total} run{'s' * (total != 1)}{known}")
 
     def finished(self, name: str, numbers: str, seconds: float) -> None:
         """A run has come to its end."""

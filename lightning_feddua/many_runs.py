@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import yaml
 from lightning.fabric.accelerators import CUDAAccelerator, MPSAccelerator
+from lightning.fabric.plugins.environments import TorchElasticEnvironment
 
 from lightning_feddua.callbacks import CSVLog
 from lightning_feddua.callbacks.progress import figures
@@ -105,6 +106,8 @@ def run_jobs(jobs: Sequence[Job], root: Path, workers: int | None, display: Live
     Returns:
         The jobs that failed.
     """
+    if TorchElasticEnvironment.detect():
+        raise ConfigurationError("torchrun started a command that starts processes itself.", "Leave torchrun out.")
     devices = _count_devices(jobs)
     workers = workers or devices or _count_cores()
     try:

@@ -196,6 +196,13 @@ def test_runs_on_several_ranks(tmp_path):
     assert "on 2 ranks" in (tmp_path / "out/FedAvg/seed_0/log.txt").read_text()
 
 
+def test_torchrun_is_refused(tmp_path, capsys, monkeypatch):
+    for name in ("RANK", "GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "0")
+    assert main(["compare", "--config", write_recipe(tmp_path / "tiny.yaml"), "--out", str(tmp_path / "out")]) == 2
+    assert "Leave torchrun out." in capsys.readouterr().err
+
+
 def test_every_seed_of_the_data_moves():
     data = {"init_args": {"seed": 3, "partitioner": {"init_args": {"seed": 0, "alpha": 0.3}}, "other": [1]}}
     _move_seeds(data, 2)
