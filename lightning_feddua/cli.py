@@ -43,6 +43,7 @@ from lightning_feddua.recipes import (
     section_class,
     split_presets,
 )
+from lightning_feddua.results import RECIPE_FILE
 
 
 class SaveRecipe(FederatedCallback):
@@ -52,7 +53,7 @@ class SaveRecipe(FederatedCallback):
         text: the recipe.
     """
 
-    FILE_NAME = "recipe.yaml"
+    FILE_NAME = RECIPE_FILE
 
     def __init__(self, text: str) -> None:
         self._text = text

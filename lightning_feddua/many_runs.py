@@ -31,7 +31,7 @@ from lightning_feddua.callbacks.progress import figures
 from lightning_feddua.errors import ConfigurationError
 from lightning_feddua.launching import leave_process_group
 from lightning_feddua.live_display import LiveDisplay
-from lightning_feddua.results import FINISHED_FILE, RECIPE_FILE, latest_version, read_json
+from lightning_feddua.results import FINISHED_FILE, JOB_FILE, latest_version, read_json
 
 LOG_FILE = "log.txt"
 _LOCK_FILE = ".lock"
@@ -161,7 +161,7 @@ def _run_all(waiting: deque[Job], workers: int, devices: int, display: LiveDispl
 def _start(job: Job, slot: int, devices: int, ends: tuple[int, int]) -> _Running:
     job.folder.mkdir(parents=True, exist_ok=True)
     (job.folder / FINISHED_FILE).unlink(missing_ok=True)
-    (job.folder / RECIPE_FILE).write_text(yaml.safe_dump(dict(job.recipe), sort_keys=False))
+    (job.folder / JOB_FILE).write_text(yaml.safe_dump(dict(job.recipe), sort_keys=False))
     earlier = latest_version(job.folder)
     arguments = _fit_arguments(job, slot, devices)
     process = multiprocessing.get_context("fork").Process(target=_work, args=(job, arguments, ends))
@@ -170,7 +170,7 @@ def _start(job: Job, slot: int, devices: int, ends: tuple[int, int]) -> _Running
 
 
 def _fit_arguments(job: Job, slot: int, devices: int) -> list[str]:
-    arguments = ["fit", "--config", str(job.folder / RECIPE_FILE)]
+    arguments = ["fit", "--config", str(job.folder / JOB_FILE)]
     if devices and job.recipe["loop"]["devices"] == "auto":
         arguments += ["--loop.devices", f"[{slot % devices}]"]
     return arguments

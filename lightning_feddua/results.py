@@ -19,7 +19,8 @@ from lightning_feddua.errors import ConfigurationError, choices
 from lightning_feddua.loop import LAST_ITERATE
 
 RECIPE_FILE = "recipe.yaml"
-# In the folder of a run that is one of many: written when it is over, and says which version holds the results.
+# In the folder of a run that is one of many: what is to be run; and, when it is over, which version holds the results.
+JOB_FILE = "job.yaml"
 FINISHED_FILE = "finished.json"
 
 # Columns of metrics.csv that the loop writes by itself: about the run, and about its rounds.
@@ -196,9 +197,9 @@ def _load_runs(folder: Path) -> list[Run]:
 def _find_runs(folder: Path) -> Iterator[tuple[Path, str | None]]:
     """Folders of runs, with the method's name where it is one of many runs, in ``METHOD/seed_S``."""
     if (folder / CSVLog.FILE_NAME).is_file():
-        managed = (folder.parent / RECIPE_FILE).is_file()
+        managed = (folder.parent / JOB_FILE).is_file()
         yield folder, folder.absolute().parent.parent.name if managed else None
-    elif (folder / RECIPE_FILE).is_file():
+    elif (folder / JOB_FILE).is_file():
         # Versions that were cut short or had another recipe stay on the disk, and are not results.
         finished = read_json(folder / FINISHED_FILE).get("version")
         version = folder / str(finished) if finished else latest_version(folder)

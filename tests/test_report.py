@@ -54,7 +54,7 @@ def test_what_runs_say_is_escaped_and_nothing_is_loaded(page):
 def test_names_of_methods_are_escaped(tmp_path):
     folder = tmp_path / "<b>&<script>/seed_0"
     write_run(folder / "version_0", [{"loss": 1.0}])
-    (folder / "recipe.yaml").write_text("{}")
+    (folder / "job.yaml").write_text("{}")
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "report.html")]) == 0
     text = (tmp_path / "report.html").read_text()
     assert "<b>" not in text

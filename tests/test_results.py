@@ -54,7 +54,7 @@ def test_of_many_runs_only_finished_versions_count(tmp_path):
     write_run(folder / "version_0", [{"loss": 9.0}])
     write_run(folder / "version_1", [{"loss": 1.0}])
     write_run(folder / "version_2", [{"loss": 5.0}])
-    (folder / "recipe.yaml").write_text("{}")
+    (folder / "job.yaml").write_text("{}")
     assert load_methods([tmp_path])[0].curve("loss").mean.tolist() == [5.0]
     (folder / "finished.json").write_text('{"version": "version_1"}')
     (method,) = load_methods([tmp_path])
