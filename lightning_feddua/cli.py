@@ -1,4 +1,4 @@
-"""The command line: ``feddua fit`` and ``feddua data``."""
+"""The command line: ``feddua fit``, ``data``, ``compare``, ``plot`` and ``report``."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import os
 import re
 import sys
 from argparse import ArgumentError
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
@@ -18,6 +18,15 @@ from lightning.fabric.utilities.seed import seed_everything
 
 from lightning_feddua.__about__ import __version__
 from lightning_feddua.callbacks import FederatedCallback
+from lightning_feddua.comparison import (
+    add_compare_arguments,
+    add_plot_arguments,
+    add_report_arguments,
+    compare,
+    overrides_last,
+    plot,
+    report,
+)
 from lightning_feddua.data import FederatedDataModule
 from lightning_feddua.errors import ConfigurationError, choices
 from lightning_feddua.loop import FederatedLoop
@@ -34,6 +43,7 @@ from lightning_feddua.recipes import (
     section_class,
     split_presets,
 )
+from lightning_feddua.results import RECIPE_FILE
 
 
 class SaveRecipe(FederatedCallback):
@@ -43,7 +53,7 @@ class SaveRecipe(FederatedCallback):
         text: the recipe.
     """
 
-    FILE_NAME = "recipe.yaml"
+    FILE_NAME = RECIPE_FILE
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -59,12 +69,15 @@ class SaveRecipe(FederatedCallback):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command. Returns 0, or 2 for bad input, or 130 when interrupted; other errors are raised."""
+    """Run a command.
+
+    Returns 0, or 1 if one of several runs failed, or 2 for bad input, or 130 when interrupted; other errors are raised.
+    """
     # As with `python -m`: a recipe may name modules in the current folder.
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
-        _run(list(sys.argv[1:] if arguments is None else arguments))
+        return _run(list(sys.argv[1:] if arguments is None else arguments))
     except KeyboardInterrupt:
         print("feddua: interrupted", file=sys.stderr)
         return 130
@@ -79,43 +92,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if os.environ.get("RANK", "0") == "0":
             print(f"feddua: error: {cause}", file=sys.stderr)
         return 2
-    return 0
 
 
-def _run(arguments: list[str]) -> None:
-    commands = {"fit": (_fit_parser, _fit), "data": (_data_parser, _describe_data)}
+def _run(arguments: list[str]) -> int:
+    command = arguments[0] if arguments else ""
+    if not command.startswith("-") and command not in COMMANDS:
+        problem = f"There is no command `{command}`." if command else "There is no command."
+        raise ConfigurationError(problem, f"Choose one of {choices(COMMANDS)}; `feddua --help` explains them.")
     parser = _parser(
         prog="feddua",
         description="Federated learning for PyTorch Lightning, with FedDuA's server.",
         version=__version__,
     )
     subcommands = parser.add_subcommands(required=True)
-    parsers = {name: make() for name, (make, _) in commands.items()}
-    for name, subparser in parsers.items():
-        subcommands.add_subcommand(name, subparser, help=str(subparser.description).split(".")[0].lower())
-    command = arguments[0] if arguments else ""
-    if not command.startswith("-") and command not in commands:
-        problem = f"There is no command `{command}`." if command else "There is no command."
-        raise ConfigurationError(problem, f"Choose one of {choices(commands)}; `feddua --help` explains them.")
-    if command in commands:
-        sections = ["data"] if command == "data" else [*SECTIONS, "loop"]
-        arguments = [command, *_resolve_recipe(arguments[1:], sections)]
+    subparsers = {name: _parser(description=description) for name, (description, *_) in COMMANDS.items()}
+    for name, subparser in subparsers.items():
+        # What the others take would only cost time.
+        if name == command:
+            COMMANDS[name].add_arguments(subparser)
+        subcommands.add_subcommand(name, subparser, help=_first_sentence(COMMANDS[name].description))
+    if command in COMMANDS:
+        arguments = [command, *COMMANDS[command].prepare(arguments[1:])]
+    config = _parse(parser, arguments, command)
+    return COMMANDS[command].run(subparsers[command], config[command]) or 0
+
+
+def _parse(parser: ArgumentParser, arguments: list[str], command: str) -> Namespace:
     try:
-        config = parser.parse_args(arguments)
+        return parser.parse_args(arguments)
     except ArgumentError as error:
         raise ConfigurationError(*_sentences(error, command)) from error
-    commands[command][1](parsers[command], config[command])
+
+
+def _first_sentence(text: str) -> str:
+    """As a phrase: without its capital and its full stop."""
+    return text[0].lower() + text[1:].split(".")[0]
 
 
 def _parser(**arguments: Any) -> ArgumentParser:
     return ArgumentParser(exit_on_error=False, allow_abbrev=False, **arguments)
 
 
-def _fit_parser() -> ArgumentParser:
-    parser = _parser(
-        description="Train a recipe's model over its clients. `--preset NAME` applies one of the recipe's presets;"
-        " `--server NAME` does so, too, where the recipe has one of this name."
-    )
+def _add_fit(parser: ArgumentParser) -> None:
     _add_config(parser)
     for section, base in SECTIONS.items():
         required = section in ("model", "data")
@@ -127,17 +145,12 @@ def _fit_parser() -> ArgumentParser:
         default=None,
         help="a checkpoint to go on from; `last` for the newest run in `loop.out_dir` that has one",
     )
-    return parser
 
 
-def _data_parser() -> ArgumentParser:
-    parser = _parser(
-        description="Describe a recipe's clients. With `--plot`, draw how labels are distributed over them."
-    )
+def _add_data(parser: ArgumentParser) -> None:
     _add_config(parser)
     parser.add_subclass_arguments(SECTIONS["data"], "data", required=True)
     parser.add_argument("--plot", type=str | None, default=None, help="a file for the picture, such as labels.png")
-    return parser
 
 
 def _add_config(parser: ArgumentParser) -> None:
@@ -169,9 +182,8 @@ def _default(section: str) -> dict[str, str]:
 
 
 def _fit(parser: ArgumentParser, config: Namespace) -> None:
-    config.pop("preset")
-    ckpt_path = config.pop("ckpt_path")
-    recipe = parser.dump(config, skip_none=False, skip_validation=True)
+    ckpt_path = config.ckpt_path
+    recipe = _dump(parser, config)
     # Before anything random is made: the model's initial weights belong to the run's seed.
     seed_everything(config.loop.seed % 2**32, verbose=False)
     made = parser.instantiate(config)
@@ -180,6 +192,20 @@ def _fit(parser: ArgumentParser, config: Namespace) -> None:
     settings["callbacks"] = [*(callbacks if isinstance(callbacks, list) else [callbacks]), SaveRecipe(recipe)]
     loop = FederatedLoop(server=made.server, client=made.client, **settings)
     loop.fit(made.model, made.data, ckpt_path)
+
+
+def _dump(parser: ArgumentParser, config: Namespace) -> str:
+    """The recipe with all defaults filled in."""
+    config.pop("preset")
+    config.pop("ckpt_path")
+    return parser.dump(config, skip_none=False, skip_validation=True)
+
+
+def _resolve_fit(arguments: list[str]) -> dict[str, Any]:
+    """What ``feddua fit`` would run."""
+    parser = _parser()
+    _add_fit(parser)
+    return yaml.safe_load(_dump(parser, _parse(parser, _resolve_recipe(arguments, [*SECTIONS, "loop"]), "compare")))
 
 
 def _resolve_recipe(arguments: list[str], sections: Sequence[str]) -> list[str]:
@@ -253,9 +279,57 @@ def _sentences(error: ArgumentError, command: str) -> tuple[str, str]:
         if value and kinds:
             return f"`{match[1]}` cannot be `{value[1]}`.", f"Give a value of type {kinds}."
     problem = " ".join(text.split()).rstrip(".")
+    if "arguments are required" in problem and "folders" in problem:
+        return "The command line names no folder.", f"Give a run's, as in `feddua {command} runs/synthetic/version_0`."
     if "arguments are required" in problem:
         return (
             "The command line names no model or no data.",
             f"Give a recipe, as in `feddua {command} --config synthetic`.",
         )
     return f"The command line cannot be read: {problem}.", f"See `{f'feddua {command}'.strip()} --help`."
+
+
+class Command(NamedTuple):
+    """A subcommand.
+
+    Args:
+        description: its first sentence is the line in ``feddua --help``.
+        add_arguments: to a parser.
+        prepare: changes the command line before it is parsed.
+        run: does it, given the parser and what it has parsed; returns the exit code, or None for 0.
+    """
+
+    description: str
+    add_arguments: Callable[[ArgumentParser], None]
+    prepare: Callable[[list[str]], list[str]]
+    run: Callable[[ArgumentParser, Namespace], int | None]
+
+
+COMMANDS = {
+    "fit": Command(
+        "Train a recipe's model over its clients. `--preset NAME` applies one of the recipe's presets;"
+        " `--server NAME` does so, too, where the recipe has one of this name.",
+        _add_fit,
+        lambda arguments: _resolve_recipe(arguments, [*SECTIONS, "loop"]),
+        _fit,
+    ),
+    "data": Command(
+        "Describe a recipe's clients. With `--plot`, draw how labels are distributed over them.",
+        _add_data,
+        lambda arguments: _resolve_recipe(arguments, ["data"]),
+        _describe_data,
+    ),
+    "compare": Command(
+        "Run a recipe's methods over seeds, in parallel. Ends with a figure, a table and a report; what is finished is"
+        " not run again.",
+        add_compare_arguments,
+        overrides_last,
+        lambda _, config: compare(_resolve_fit, **vars(config)),
+    ),
+    "plot": Command(
+        "Draw the curves of finished runs.", add_plot_arguments, list, lambda _, config: plot(**vars(config))
+    ),
+    "report": Command(
+        "Write an HTML report on finished runs.", add_report_arguments, list, lambda _, config: report(**vars(config))
+    ),
+}

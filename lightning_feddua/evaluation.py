@@ -180,6 +180,15 @@ def _reduce(columns: Columns, dtype: type[np.floating[Any]]) -> dict[str, float]
     return results
 
 
+def large_is_worse(name: str) -> bool:
+    """Whether a metric's name speaks of a loss or an error.
+
+    >>> large_is_worse("val_loss"), large_is_worse("val_acc")
+    (True, False)
+    """
+    return any(word in name.lower() for word in _LARGE_IS_WORSE)
+
+
 def client_statistics(columns: Columns) -> dict[str, float]:
     """Mean, standard deviation and the mean of the worst tenth, over clients, of each metric.
 
@@ -190,7 +199,7 @@ def client_statistics(columns: Columns) -> dict[str, float]:
     for name, (values, weights) in columns.items():
         ordered = np.sort(values[weights > 0])
         tenth = -(-len(ordered) // 10)
-        worst = ordered[-tenth:] if any(word in name.lower() for word in _LARGE_IS_WORSE) else ordered[:tenth]
+        worst = ordered[-tenth:] if large_is_worse(name) else ordered[:tenth]
         results[f"{name}/mean"] = float(ordered.mean())
         results[f"{name}/std"] = float(ordered.std())
         results[f"{name}/worst_decile"] = float(worst.mean())

@@ -19,7 +19,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import Dataset
 
-from lightning_feddua.callbacks import CSVLog, FederatedCallback, ProgressBar
+from lightning_feddua.callbacks import CSVLog, FederatedCallback, ProgressBar, RunInfo
 from lightning_feddua.checkpoints import Found, find_checkpoint, identity, replay, restore
 from lightning_feddua.clients.engine import Client, Engine, GlobalState, LocalWork
 from lightning_feddua.clients.gradients import ExtraGradients
@@ -165,7 +165,7 @@ class FederatedLoop:
             callbacks = [callbacks]
         own, checkpoints = with_checkpoint(callbacks or [], checkpoint_every)
         # The server steps last in `on_aggregate_end`; what reports on a round, or saves it, comes last of all.
-        self.callbacks: list[FederatedCallback] = [*own, self.server, CSVLog(), *checkpoints]
+        self.callbacks: list[FederatedCallback] = [*own, self.server, CSVLog(), RunInfo(), *checkpoints]
         self._saves = bool(checkpoints)
         if enable_progress_bar:
             self.callbacks.append(ProgressBar())
@@ -351,7 +351,13 @@ class FederatedLoop:
                 f"Round {round}: the update or a training metric is not finite, and later rounds will hardly recover."
                 " Try a smaller local learning rate, or `gradient_clip_val`."
             )
-        row = {"round": round, "eta_g": self.eta_g, "clients": len(update.squared_norms), **update.metrics}
+        row = {
+            "round": round,
+            "eta_g": self.eta_g,
+            "clients": len(update.squared_norms),
+            "heterogeneity": update.heterogeneity(),
+            **update.metrics,
+        }
         if self.validate_every and ((round + 1) % self.validate_every == 0 or round + 1 == self.max_rounds):
             row.update(self._validate())
         federation.restore(self.weights)

@@ -48,6 +48,16 @@ class RoundUpdate:
         weights = self.client_weights.to(norms)
         return 0.5 * ((weights * norms).sum() / weights.sum()).item()
 
+    def heterogeneity(self) -> float:
+        """``Σ p_i ‖Δ_i‖² / ‖Δ̄‖²``: 1 where all clients agree, and larger the more their updates cancel in the mean.
+
+        >>> deltas = torch.eye(4)
+        >>> RoundUpdate(deltas.mean(0), deltas.square().sum(1)).heterogeneity()
+        4.0
+        """
+        norm = squared_norm(self.mean_delta).item()
+        return 2 * self.half_mean_squared_norm() / norm if norm > 0 else math.nan
+
 
 class LaneSums:
     """Sums of vectors whose bits do not depend on how many ranks there are, nor on which rank adds what.

@@ -144,14 +144,24 @@ def test_every_shipped_recipe_and_preset_parses(name, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "There is no command. Choose one of `data`, `fit`"),
+        ([], "There is no command. Choose one of `compare`, `data`, `fit`, `plot`, `report`"),
         (["train"], "There is no command `train`. Choose one of"),
+        (["plot"], "names no folder. Give a run's, as in `feddua plot runs/synthetic/version_0`."),
+        (["compare"], "names no model or no data. Give a recipe, as in `feddua compare --config synthetic`."),
         (["fit"], "names no model or no data. Give a recipe, as in `feddua fit --config synthetic`."),
     ],
 )
 def test_commands_that_are_not_there(arguments, message, capsys):
     assert main(arguments) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["", "fit", "data", "compare", "plot", "report"])
+def test_every_command_has_help(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([*([command] if command else []), "--help"])
+    assert stop.value.code == 0
+    assert f"feddua {f'[options] {command}' if command else '{'}" in capsys.readouterr().out
 
 
 def test_modules_in_the_current_folder_are_found(tmp_path, monkeypatch):

@@ -1,4 +1,6 @@
 import csv
+import json
+from importlib.metadata import version
 
 import numpy as np
 import pytest
@@ -76,6 +78,24 @@ def test_loop_agrees_with_closed_form_of_gradient_descent(make_loop, server, ora
     loop.fit(model, data)
     np.testing.assert_allclose(model.linear.weight.detach().numpy()[0], w, rtol=1e-8, atol=1e-8 * np.abs(w).max())
     np.testing.assert_allclose([row["val_loss"] for row in loop.history], losses, rtol=1e-8)
+
+
+def test_heterogeneity_compares_the_clients_with_their_mean(make_loop):
+    data = SyntheticRegression(num_clients=5, dim=30)
+    xs, ys = zip(*(tuple(t.numpy() for t in c.tensors) for c in data.clients.values()), strict=True)
+    deltas = gradient_descent_deltas(xs, [y[:, 0] for y in ys], np.zeros(30), lr=0.1, steps=4)
+    loop = make_loop(max_rounds=1, precision="64-true")
+    loop.fit(LinearRegression(dim=30, lr=0.1), data)
+    expected = (deltas**2).sum(1).mean() / (deltas.mean(0) ** 2).sum()
+    assert loop.history[0]["heterogeneity"] == pytest.approx(expected, rel=1e-10)
+
+
+def test_run_info_says_what_ran_where(make_loop, clients):
+    loop = make_loop(max_rounds=1)
+    loop.fit(Classifier(), clients)
+    info = json.loads((loop.run_dir / "run.json").read_text())
+    assert info["header"][0].endswith("FedDuAdagrad on Classifier")
+    assert info["environment"]["torch"] == version("torch")
 
 
 def test_fedavg_is_the_mean_of_training_alone(make_loop, clients):

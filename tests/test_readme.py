@@ -11,14 +11,16 @@ from lightning_feddua.cli import main
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
-COMMANDS = sorted(
-    {
+COMMANDS = list(
+    dict.fromkeys(
         match[1].split("#")[0].strip()
         for language, block in BLOCKS
         if language == "bash"
-        for match in re.finditer(r"(?:feddua|-m lightning_feddua) ((?:fit|data) .*)", block)
-    }
+        for match in re.finditer(r"(?:feddua|-m lightning_feddua) ((?:fit|data|compare|plot|report) .*)", block)
+    )
 )
+# These run for real, one after another, on a small task.
+ON_RUNS = [command for command in COMMANDS if command.split()[0] in ("compare", "plot", "report")]
 
 
 def test_python_examples_run_one_after_another(tmp_path, monkeypatch, capsys):
@@ -40,7 +42,7 @@ def test_python_examples_run_one_after_another(tmp_path, monkeypatch, capsys):
     torch.testing.assert_close(scope["Cosh"]().grad_phi(scope["Cosh"]().grad_psi(w)), w)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command not in ON_RUNS])
 def test_commands_are_understood(command, monkeypatch, capsys):
     monkeypatch.chdir(Path(__file__).parent.parent)
     arguments = shlex.split(command)
@@ -49,5 +51,16 @@ def test_commands_are_understood(command, monkeypatch, capsys):
     assert stop.value.code == 0
 
 
+def test_commands_about_runs_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    small = ["--loop.max_rounds", "1", "--loop.local_steps", "1", "--data.dim", "3", "--model.dim", "3"]
+    small += ["--loop.engine", "sequential"]
+    for command in ON_RUNS:
+        assert main([*shlex.split(command), *(small if command.startswith("compare") else [])]) == 0, command
+    assert (tmp_path / "curves.pdf").is_file()
+    assert (tmp_path / "report.html").is_file()
+
+
 def test_there_are_commands():
-    assert len(COMMANDS) >= 5
+    assert len(COMMANDS) - len(ON_RUNS) >= 5
+    assert len(ON_RUNS) >= 4

@@ -2,5 +2,6 @@ from lightning_feddua.callbacks.base import FederatedCallback
 from lightning_feddua.callbacks.checkpoint import Checkpoint
 from lightning_feddua.callbacks.csv_log import CSVLog
 from lightning_feddua.callbacks.progress import ProgressBar
+from lightning_feddua.callbacks.run_info import RunInfo
 
-__all__ = ["CSVLog", "Checkpoint", "FederatedCallback", "ProgressBar"]
+__all__ = ["CSVLog", "Checkpoint", "FederatedCallback", "ProgressBar", "RunInfo"]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tqdm import tqdm
@@ -46,14 +47,15 @@ class ProgressBar(FederatedCallback):
         if not loop.fabric.is_global_zero:
             return
         if self._bar is not None:
-            self._bar.set_postfix_str(_figures(loop), refresh=False)
+            self._bar.set_postfix_str(figures(loop.history[-1]), refresh=False)
             self._bar.update()
         elif time.monotonic() - self._last_line >= self._refresh_seconds or round + 1 == loop.max_rounds:
             self._last_line = time.monotonic()
             rate = (round + 1 - self._first_round) / (self._last_line - self._start)
             left = (loop.max_rounds - round - 1) / rate
+            numbers = figures(loop.history[-1])
             print(
-                f"round {round + 1}/{loop.max_rounds}  {_figures(loop)}  {rate:.3g} rounds/s, {_duration(left)} left",
+                f"round {round + 1}/{loop.max_rounds}  {numbers}  {rate:.3g} rounds/s, {duration(left)} left",
                 flush=True,
             )
 
@@ -90,13 +92,14 @@ def header(loop: FederatedLoop, devices: list[str]) -> list[str]:
     ]
 
 
-def _figures(loop: FederatedLoop) -> str:
-    row = loop.history[-1]
+def figures(row: Mapping[str, float]) -> str:
+    """The numbers of a round that are worth a glance."""
     names = ["eta_g", "loss", *(name for name in row if name.startswith("val_"))]
     return "  ".join(f"{name} {row[name]:.3g}" for name in dict.fromkeys(names) if name in row)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Seconds as ``m:ss`` or ``h:mm:ss``."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
