@@ -5,6 +5,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,15 @@ from lightning_feddua.preemption import EXIT_CODE, forwarded_sigterm
 
 
 def make_fabric(
-    *, accelerator: Any, strategy: Any, devices: Any, num_nodes: int, precision: Any, callbacks: Any, loggers: Any
+    *,
+    accelerator: Any,
+    strategy: Any,
+    devices: Any,
+    num_nodes: int,
+    precision: Any,
+    timeout: float,
+    callbacks: Any,
+    loggers: Any,
 ) -> Fabric:
     """A Fabric whose ranks are those of torchrun where torchrun started this process.
 
@@ -48,6 +57,9 @@ def make_fabric(
             f"The strategy `{type(fabric.strategy).__name__}` splits one model over ranks.",
             "Use `auto` or `ddp`: here each rank trains whole clients.",
         )
+    if isinstance(fabric.strategy, DDPStrategy):
+        # Of the process group, which is made when Fabric is launched.
+        fabric.strategy._timeout = timedelta(seconds=timeout)
     return fabric
 
 

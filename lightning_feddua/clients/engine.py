@@ -9,6 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from lightning_feddua.data.client_data import ClientData
+from lightning_feddua.errors import ClientError
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,7 @@ class ClientUpdate:
         floats: its float buffers, flat, or None.
         integers: its integer buffers, flat, or None.
         extra_vectors: what its algorithm sends along.
+        kept: the vectors that it keeps for its next round, or None.
     """
 
     client: Client
@@ -94,6 +96,7 @@ class ClientUpdate:
     floats: Tensor | None = None
     integers: Tensor | None = None
     extra_vectors: dict[str, Tensor] = field(default_factory=dict)
+    kept: Tensor | None = None
 
 
 # Called with "start" before and "end" after a client's local steps.
@@ -105,6 +108,6 @@ class Engine(Protocol):
 
     name: str
 
-    def run(self, clients: list[Client], state: GlobalState, notify: Notify) -> Iterator[ClientUpdate]:
-        """Train clients from the same global state, and give their updates one by one."""
+    def run(self, clients: list[Client], state: GlobalState, notify: Notify) -> Iterator[ClientUpdate | ClientError]:
+        """Train clients from the same global state, and give their updates one by one; an error for one that fails."""
         ...
