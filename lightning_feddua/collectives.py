@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -62,7 +63,8 @@ def _absence(fabric: Fabric, store: Any, own: int) -> str:
     others = [rank for rank in range(fabric.world_size) if rank != fabric.global_rank]
     known = _within(_STORE_SECONDS, lambda: {rank: _arrived(store, rank) for rank in others})
     if known is None:
-        return "The process that keeps the ranks together, which is rank 0 or torchrun, does not answer"
+        keeper = "torchrun" if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else "Rank 0"
+        return f"{keeper}, which keeps the ranks together, does not answer"
     missing = [rank for rank, count in known.items() if count < own]
     if not missing:
         return "An exchange between ranks failed although all have come to it"
