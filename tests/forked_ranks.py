@@ -57,6 +57,10 @@ class ForkedRanks:
         """What a rank has printed so far."""
         return self._files[rank].read_text()
 
+    def running(self):
+        """How many are still there."""
+        return sum(not self._ended(rank) for rank in range(len(self.pids)))
+
     def wait(self, seconds=60, ranks=None):
         """Exit codes, minus the signal for those ended by one; who is still there after the time is killed."""
         waiting = set(range(len(self.pids)) if ranks is None else ranks)
