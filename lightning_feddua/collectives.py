@@ -59,11 +59,16 @@ def named_absence(fabric: Fabric) -> Iterator[None]:
         raise RankError(f"{_absence(fabric, store, own)} (rank {fabric.global_rank} was told: {problem}).") from error
 
 
+def uses_store_of_torchrun() -> bool:
+    """Whether the process group's store is not with rank 0."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
 def _absence(fabric: Fabric, store: Any, own: int) -> str:
     others = [rank for rank in range(fabric.world_size) if rank != fabric.global_rank]
     known = _within(_STORE_SECONDS, lambda: {rank: _arrived(store, rank) for rank in others})
     if known is None:
-        keeper = "torchrun" if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else "Rank 0"
+        keeper = "torchrun" if uses_store_of_torchrun() else "Rank 0"
         return f"{keeper}, which keeps the ranks together, does not answer"
     missing = [rank for rank, count in known.items() if count < own]
     if not missing:

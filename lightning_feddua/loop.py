@@ -33,7 +33,7 @@ from lightning_feddua.clients.vectorized import VectorizedEngine
 from lightning_feddua.data.module import FederatedDataModule
 from lightning_feddua.evaluation import Stage
 from lightning_feddua.federation import Federation
-from lightning_feddua.launching import exit_code, leave_process_group, make_fabric, run_in_processes
+from lightning_feddua.launching import exit_code, launch, leave_process_group, make_fabric, run_in_processes
 from lightning_feddua.preemption import Preemption
 from lightning_feddua.reduction import Reduction, RoundUpdate, mean_vector
 from lightning_feddua.run_dir import open_run_dir
@@ -501,7 +501,7 @@ class FederatedLoop:
             self.history, self.run_dir = results["history"], Path(results["run_dir"])
             return results["returned"]
         if not self._launched:
-            self.fabric.launch()
+            launch(self.fabric)
             self._launched = True
             atexit.register(leave_process_group)
         result = function(model, *arguments)
