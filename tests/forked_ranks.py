@@ -7,6 +7,11 @@ import sys
 import time
 import traceback
 
+import torch
+
+from lightning_feddua import FederatedDataModule, FederatedLoop
+from tests.modules import images
+
 
 class ForkedRanks:
     """Processes that call a function with the environment of a rank, each with a file for what it prints.
@@ -87,3 +92,36 @@ class ForkedRanks:
             if pid:
                 self.codes[rank] = os.waitstatus_to_exitcode(status)
         return self.codes[rank] is not None
+
+
+def unequal_clients():
+    clients = {str(i): images(5 + 5 * i, seed=i) for i in range(11)}
+    return FederatedDataModule(clients, images(50, seed=99), batch_size=10, eval_batch_size=16)
+
+
+def fit(out_dir, model, arguments, ckpt_path=None, data=unequal_clients):
+    """Run one rank; the first leaves weights, buffers and history in a file."""
+    defaults = {"max_rounds": 20, "clients_per_round": 6, "engine": "sequential", "timeout": 60.0}
+    fixed = {"out_dir": out_dir, "enable_progress_bar": False, "accelerator": "cpu"}
+    torch.manual_seed(0)
+    model = model()
+    loop = FederatedLoop(**{**defaults, **fixed, **arguments})
+    loop.fit(model, data(), ckpt_path)
+    if loop.fabric.is_global_zero:
+        history = [{k: v for k, v in row.items() if k != "seconds"} for row in loop.history]
+        torch.save({"state": model.state_dict(), "history": history}, out_dir / "result.pt")
+
+
+def run(world_size, out_dir, *arguments, **more):
+    out_dir.mkdir(exist_ok=True)
+    ranks = ForkedRanks(lambda: fit(out_dir, *arguments, **more), world_size, out_dir)
+    assert ranks.wait(120) == [0] * world_size, [ranks.output(rank) for rank in range(world_size)]
+    return torch.load(out_dir / "result.pt", weights_only=True)
+
+
+def assert_same(first, second):
+    assert first["state"].keys() == second["state"].keys()
+    for name, value in first["state"].items():
+        assert torch.equal(value, second["state"][name]), name
+    # As text, in which every bit of a number shows, and NaN is the same as NaN.
+    assert repr(first["history"]) == repr(second["history"])

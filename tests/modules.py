@@ -40,3 +40,31 @@ def classification(size, seed=0):
     y = torch.randint(3, (size,), generator=generator)
     x = torch.randn(size, 4, generator=generator) + nn.functional.one_hot(y, 4) * 2
     return TensorDataset(x, y)
+
+
+class DropoutCNN(LightningModule):
+    """What differs most easily between two runs: convolutions, dropout, and BatchNorm if asked for."""
+
+    def __init__(self, batch_norm=False):
+        super().__init__()
+        norm = [nn.BatchNorm2d(4)] if batch_norm else []
+        self.net = nn.Sequential(
+            *(nn.Conv2d(1, 4, 3), *norm, nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(0.5), nn.Linear(36, 3))
+        )
+
+    def training_step(self, batch, batch_idx):
+        loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        self.log("train_loss", loss)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def images(size, seed):
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(3, (size,), generator=generator)
+    return TensorDataset(torch.randn(size, 1, 8, 8, generator=generator) + y.view(-1, 1, 1, 1), y)

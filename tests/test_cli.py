@@ -141,6 +141,22 @@ def test_every_shipped_recipe_and_preset_parses(name, capsys):
             assert printed["server"]["class_path"].endswith(presets[preset]["server"]["class_path"])
 
 
+def test_what_print_config_prints_is_a_recipe(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["fit", "--config", "synthetic", *SMALL, "--loop.out_dir", str(tmp_path), "--print_config"])
+    printed = capsys.readouterr().out
+    assert set(yaml.safe_load(printed)) == {"server", "client", "model", "data", "loop"}
+    (tmp_path / "printed.yaml").write_text(printed)
+    assert main(["fit", "--config", str(tmp_path / "printed.yaml")]) == 0
+    assert (tmp_path / "version_0/metrics.csv").exists()
+
+
+def test_null_where_there_is_no_none(tmp_path, capsys):
+    (tmp_path / "null.yaml").write_text("server: {class_path: FedDuAdam, init_args: {beta1: null}}")
+    assert main(["fit", "--config", str(tmp_path / "null.yaml")]) == 2
+    assert "`server.beta1` cannot be null. Leave it out" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

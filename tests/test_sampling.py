@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from lightning_feddua.sampling import (
     Purpose,
     deal,
+    deal_lanes,
     generator,
     preserved_random_state,
     sample_cohort,
@@ -54,6 +55,28 @@ def test_dealing_covers_the_cohort_and_balances(costs, world_size):
     loads = [sum(costs[i] for i in hand) for hand in hands]
     # Longest first: nobody has more than the mean and one client on top.
     assert max(loads) <= sum(costs) / world_size + max(costs, default=0) + 1e-9
+
+
+@given(st.lists(st.floats(0.1, 100), max_size=40), st.integers(1, 9), st.integers(1, 9))
+def test_lanes_depend_on_the_cohort_alone_and_stay_whole(costs, lanes, world_size):
+    hands = deal_lanes(costs, lanes, world_size)
+    lane_of = {position: lane for hand in hands for position, lane in hand}
+    assert sorted(position for hand in hands for position, _ in hand) == list(range(len(costs)))
+    assert lane_of == dict(deal_lanes(costs, lanes, 1)[0])
+    ranks_of_lanes = {(lane, rank) for rank, hand in enumerate(hands) for _, lane in hand}
+    assert len(ranks_of_lanes) == len({lane for lane, _ in ranks_of_lanes})
+    for hand in hands:
+        assert [lane for _, lane in hand] == sorted(lane for _, lane in hand)
+        for lane in {lane for _, lane in hand}:
+            positions = [position for position, other in hand if other == lane]
+            assert positions == sorted(positions)
+
+
+@given(st.integers(0, 2**31), st.integers(0, 10**6), st.integers(0, 10**6), st.sampled_from(Purpose))
+def test_a_generator_is_a_function_of_its_arguments(seed, round, client, purpose):
+    first, second = (generator(seed, round, client, purpose).random(3) for _ in range(2))
+    assert (first == second).all()
+    assert (generator(seed, round, client + 1, purpose).random(3) != first).any()
 
 
 def test_skewed_sizes_are_split_evenly():

@@ -65,7 +65,8 @@ class Checkpoint(FederatedCallback):
 
     def on_fit_end(self, loop: FederatedLoop) -> None:
         """Save the final state, unless the last round did."""
-        if self._saved != len(loop.history):
+        # Rank 0 alone knows whether that has worked.
+        if loop.fabric.broadcast(self._saved != len(loop.history)):
             self._save(loop)
 
     def state_dict(self) -> dict[str, Any]:
@@ -78,7 +79,7 @@ class Checkpoint(FederatedCallback):
         self._scores = dict(state["scores"]) if same else {}
 
     def _save(self, loop: FederatedLoop) -> None:
-        rounds = self._saved = len(loop.history)
+        rounds = len(loop.history)
         name = round_name(rounds)
         before = self._scores
         self._scores = self._choose(name, loop.history[-1] if loop.history else {}, rounds)
@@ -95,6 +96,7 @@ class Checkpoint(FederatedCallback):
                     " and the checkpoints before it are still there."
                 )
                 return
+        self._saved = rounds
         for other in before.keys() - self._scores.keys():
             (loop.run_dir / other).unlink(missing_ok=True)
 

@@ -17,8 +17,8 @@ import torch
 
 from lightning_feddua import FedDuAdam, FederatedCallback, Scaffold
 from lightning_feddua.cli import main
-from tests.distributed.test_ranks import DropoutCNN, assert_same, fit, run
-from tests.forked_ranks import ForkedRanks
+from tests.forked_ranks import ForkedRanks, assert_same, fit, run
+from tests.modules import DropoutCNN
 
 KILLS = int(os.environ.get("FEDDUA_TEST_KILLS", 5))
 TORCHRUN_KILLS = int(os.environ.get("FEDDUA_TEST_TORCHRUN_KILLS", 1))

@@ -5,10 +5,6 @@ import signal
 import time
 
 import pytest
-import torch
-from lightning import LightningModule
-from torch import nn
-from torch.utils.data import TensorDataset
 
 from lightning_feddua import (
     FedAdam,
@@ -17,73 +13,11 @@ from lightning_feddua import (
     FedDuAdam,
     FederatedCallback,
     FederatedDataModule,
-    FederatedLoop,
     Scaffold,
 )
 from lightning_feddua.clients import AdaAlter, FedDualAvg, Mime, MimeLite, Scaffnew
-from tests.forked_ranks import ForkedRanks
-from tests.modules import Classifier, classification
-
-
-class DropoutCNN(LightningModule):
-    """What differs most easily between two runs: convolutions, dropout, and BatchNorm if asked for."""
-
-    def __init__(self, batch_norm=False):
-        super().__init__()
-        norm = [nn.BatchNorm2d(4)] if batch_norm else []
-        self.net = nn.Sequential(
-            *(nn.Conv2d(1, 4, 3), *norm, nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(0.5), nn.Linear(36, 3))
-        )
-
-    def training_step(self, batch, batch_idx):
-        loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
-        self.log("train_loss", loss)
-        return loss
-
-    def validation_step(self, batch, batch_idx):
-        self.log("val_loss", nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-def images(size, seed):
-    generator = torch.Generator().manual_seed(seed)
-    y = torch.randint(3, (size,), generator=generator)
-    return TensorDataset(torch.randn(size, 1, 8, 8, generator=generator) + y.view(-1, 1, 1, 1), y)
-
-
-def unequal_clients():
-    clients = {str(i): images(5 + 5 * i, seed=i) for i in range(11)}
-    return FederatedDataModule(clients, images(50, seed=99), batch_size=10, eval_batch_size=16)
-
-
-def fit(out_dir, model, arguments, ckpt_path=None, data=unequal_clients):
-    """Run one rank; the first leaves weights, buffers and history in a file."""
-    defaults = {"max_rounds": 20, "clients_per_round": 6, "engine": "sequential", "timeout": 60.0}
-    fixed = {"out_dir": out_dir, "enable_progress_bar": False, "accelerator": "cpu"}
-    torch.manual_seed(0)
-    model = model()
-    loop = FederatedLoop(**{**defaults, **fixed, **arguments})
-    loop.fit(model, data(), ckpt_path)
-    if loop.fabric.is_global_zero:
-        history = [{k: v for k, v in row.items() if k != "seconds"} for row in loop.history]
-        torch.save({"state": model.state_dict(), "history": history}, out_dir / "result.pt")
-
-
-def run(world_size, out_dir, *arguments, **more):
-    out_dir.mkdir(exist_ok=True)
-    ranks = ForkedRanks(lambda: fit(out_dir, *arguments, **more), world_size, out_dir)
-    assert ranks.wait(120) == [0] * world_size, [ranks.output(rank) for rank in range(world_size)]
-    return torch.load(out_dir / "result.pt", weights_only=True)
-
-
-def assert_same(first, second):
-    assert first["state"].keys() == second["state"].keys()
-    for name, value in first["state"].items():
-        assert torch.equal(value, second["state"][name]), name
-    assert first["history"] == second["history"]
-
+from tests.forked_ranks import ForkedRanks, assert_same, fit, run
+from tests.modules import Classifier, DropoutCNN, classification
 
 RUNS = {
     "plain": (DropoutCNN, lambda: {"server": FedDuAdagrad(), "local_epochs": 1}),
