@@ -540,10 +540,26 @@ def test_a_full_disk_does_not_end_the_run(make_loop, tmp_path):
     )
     assert sum("`metrics.csv` cannot be written: File too large. The run goes on." in m for m in messages) >= 1
     assert sorted(p.name for p in loop.run_dir.iterdir()) == sorted(
-        ["last.ckpt", "metrics.csv", "round-0001.ckpt", "round-0004.ckpt"]
+        ["last.ckpt", "metrics.csv", "round-0001.ckpt", "round-0004.ckpt", "run.json"]
     )
     assert [row["round"] for row in lines(loop.run_dir / "metrics.csv")] == ["0", "1", "2", "3"]
     assert read(loop.run_dir / "last.ckpt")["epoch"] == 4
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_what_could_not_be_saved_in_the_last_round_is_saved_at_the_end(make_loop, tmp_path, devices):
+    class Fill(FederatedCallback):
+        def on_round_start(self, round):
+            resource.setrlimit(
+                resource.RLIMIT_FSIZE, (3000 if round == 3 else resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+            )
+
+        def on_fit_end(self):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+
+    ranks = {"devices": devices, "strategy": "auto" if devices == 1 else "ddp_fork"}
+    assert in_child(lambda: fit(make_loop(checkpoint_every=1, callbacks=Fill(), **ranks))) == 0
+    assert read(tmp_path / "version_0/last.ckpt")["epoch"] == 4
 
 
 def test_a_folder_that_cannot_be_written(make_loop, monkeypatch):

@@ -26,7 +26,7 @@ ON_RUNS = [command for command in COMMANDS if command.split()[0] in ("compare", 
 def test_python_examples_run_one_after_another(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     examples = [block for language, block in BLOCKS if language == "python"]
-    assert len(examples) == 6
+    assert len(examples) == 7
     scope = {}
     for example in examples:
         exec(example, scope)  # the documentation is the code under test
