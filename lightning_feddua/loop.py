@@ -51,6 +51,8 @@ from lightning_feddua.settings import (
 ENGINES = ("auto", "sequential", "vectorized")
 CLIENT_WEIGHTS = ("uniform", "samples")
 CLIENT_STATES = ("memory", "disk")
+# From how many parameters on a compiled server step pays.
+COMPILED_SERVER_SIZE = 1 << 20
 # Prefix of the metrics of w_{t+1}, where the plain names are those of the averaged iterate.
 LAST_ITERATE = "last_iterate"
 
@@ -75,8 +77,9 @@ class FederatedLoop:
         local_lr_decay: multiplies the module's learning rates in each round after the first.
         engine: how a rank runs its clients: ``"sequential"``, one after another, bit for bit as Trainer would;
             ``"vectorized"``, many in one vmapped step; ``"auto"``, whichever a few trial steps show to be faster.
-        compile: whether the vectorized engine compiles the local steps of a stack of clients into one function. That
-            takes a minute or so at the start, and is checked against the eager steps.
+        compile: whether the vectorized engine compiles the local steps of a stack of clients into one function, and
+            a server of many parameters its step. That takes a minute or so at the start, and is checked against the
+            eager steps.
         channels_last: whether convolutions and images get this memory format, with which many are faster.
         lanes: into how many sums, added in a fixed order, the clients' updates go, so that with the sequential engine
             any number of ranks up to it gives the same bits. None adds in whatever order is fastest, in less memory.
@@ -271,6 +274,7 @@ class FederatedLoop:
         self._lanes: int | None = None
         self.states = ClientStates(self.fabric, self.client.client_state, size, dtype, self.client_states)
         self.server.reset()
+        self.server.compiled = self.compile and size >= COMPILED_SERVER_SIZE
         self.history = []
         self.current_round = 0
         self.stopping = False
