@@ -269,13 +269,16 @@ class FederatedLoop:
     def _deal_clients(self, cohort: list[int]) -> list[Client]:
         """This rank's part of a cohort."""
         federation = self._federation
-        hands = deal([self._work.batches(int(federation.sizes[i])) for i in cohort], self.fabric.world_size)
+        # Where all do as many steps, nobody's size is asked for: it may take making a dataset to find out.
+        equal = self._work.steps is not None
+        costs = [1] * len(cohort) if equal else [self._work.batches(int(federation.sizes[i])) for i in cohort]
+        hands = deal(costs, self.fabric.world_size)
         clients = []
         for position in hands[self.fabric.global_rank]:
             index = cohort[position]
-            weight = 1.0 if self.client_weights == "uniform" else float(federation.sizes[index])
-            name = str(federation.client_ids[index])
-            clients.append(Client(position, index, name, federation.client_data(index), weight))
+            data = federation.client_data(index)
+            weight = 1.0 if self.client_weights == "uniform" else float(len(data))
+            clients.append(Client(position, index, str(federation.client_ids[index]), data, weight))
         return clients
 
     def _global_state(self, round: int) -> GlobalState:
