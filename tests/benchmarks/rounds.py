@@ -44,7 +44,7 @@ def variants(threads: int, processes: int = 1, peers: Sequence[str] = (), venvs:
         settings.append((max(1, threads // processes), processes))
     found = dict(here)
     for each, count in settings:
-        suffix = f", {count} processes x {each}" if count > 1 else ""
+        suffix = f", {count} processes of {each} thread{'s' * (each > 1)}" if count > 1 else ""
         if count > 1:
             for label, name in ((BARE, "bare"), ("FederatedLoop, sequential", "sequential")):
                 found[label + suffix] = in_ranks(name, each, count)
