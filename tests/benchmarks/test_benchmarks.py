@@ -84,6 +84,15 @@ def test_the_parts_of_a_round_make_up_the_whole(engine):
     assert all(seconds > 0 for seconds in parts.values())
 
 
+def test_a_part_inside_another_counts_once(monkeypatch):
+    ticks = iter(range(100))
+    stopwatch = overhead.Stopwatch()
+    with monkeypatch.context() as patch:
+        patch.setattr(overhead.time, "perf_counter", lambda: next(ticks))
+        stopwatch._call("outer", lambda: stopwatch._call("inner", lambda: None))
+    assert stopwatch.rounds[0] == {"outer": 2, "inner": 1}
+
+
 def test_only_a_cohort_is_made_of_a_lazy_population():
     found = population.run("mapping with ids", 10**6)
     # Once to choose an engine, once to train.
