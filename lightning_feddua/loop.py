@@ -303,11 +303,13 @@ class FederatedLoop:
 
     def _choose_engine(self) -> tuple[str, str]:
         """The engine's name and what the header says of it, from a trial on the first cohort."""
+        # Such a callback expects to find each client's weights in the module.
+        engine = "sequential" if self.engine == "auto" and self._is_used("on_client_end") else self.engine
+        if engine == "sequential":
+            return engine, engine
         cohort = sample_cohort(self.seed, 0, len(self._federation.client_ids), self.cohort_size)
         clients, state = self._own_clients(cohort, self._deal(cohort, self._work)), self._global_state(0, self._work)
         self._begin_round(clients, state)
-        # Such a callback expects to find each client's weights in the module.
-        engine = "sequential" if self.engine == "auto" and self._is_used("on_client_end") else self.engine
         return choose_engine(engine, self._federation, self.client, clients, state)
 
     def _start_logs(self) -> None:
@@ -383,7 +385,9 @@ class FederatedLoop:
 
     def _deal(self, cohort: list[int], work: LocalWork) -> list[list[tuple[int, int]]]:
         """The clients that each rank trains, as places in the cohort, and their lanes."""
-        costs = [work.batches(int(self._federation.sizes[i])) for i in cohort]
+        # Where all make as many steps, nobody's size is asked for: it may take making a dataset to find out.
+        equal = work.steps is not None
+        costs = [1] * len(cohort) if equal else [work.batches(int(self._federation.sizes[i])) for i in cohort]
         return deal_lanes(costs, self._lanes, self.fabric.world_size)
 
     def _own_clients(self, cohort: list[int], hands: list[list[tuple[int, int]]]) -> list[Client]:
@@ -392,9 +396,10 @@ class FederatedLoop:
         clients = []
         for position, lane in hands[self.fabric.global_rank]:
             index = cohort[position]
-            weight = 1.0 if self.client_weights == "uniform" else float(federation.sizes[index])
+            data = federation.client_data(index)
+            weight = 1.0 if self.client_weights == "uniform" else float(len(data))
             name = str(federation.client_ids[index])
-            clients.append(Client(position, index, name, federation.client_data(index), weight, lane))
+            clients.append(Client(position, index, name, data, weight, lane))
         return clients
 
     def _global_state(self, round: int, work: LocalWork) -> GlobalState:

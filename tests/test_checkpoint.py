@@ -540,7 +540,7 @@ def test_a_full_disk_does_not_end_the_run(make_loop, tmp_path):
     )
     assert sum("`metrics.csv` cannot be written: File too large. The run goes on." in m for m in messages) >= 1
     assert sorted(p.name for p in loop.run_dir.iterdir()) == sorted(
-        ["last.ckpt", "metrics.csv", "round-0001.ckpt", "round-0004.ckpt"]
+        ["last.ckpt", "metrics.csv", "round-0001.ckpt", "round-0004.ckpt", "run.json"]
     )
     assert [row["round"] for row in lines(loop.run_dir / "metrics.csv")] == ["0", "1", "2", "3"]
     assert read(loop.run_dir / "last.ckpt")["epoch"] == 4
