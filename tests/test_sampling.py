@@ -1,6 +1,7 @@
 import random
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 from lightning_feddua.sampling import (
     Purpose,
     deal,
+    deal_lanes,
     generator,
     preserved_random_state,
     sample_cohort,
@@ -56,9 +58,12 @@ def test_dealing_covers_the_cohort_and_balances(costs, world_size):
     assert max(loads) <= sum(costs) / world_size + max(costs, default=0) + 1e-9
 
 
-def test_skewed_sizes_are_split_evenly():
-    loads = [sum(10 if i == 0 else 1 for i in hand) for hand in deal([10] + [1] * 10, 2)]
-    assert loads == [10, 10]
+@pytest.mark.parametrize("others", [10, 19, 30, 99])
+@pytest.mark.parametrize("lanes", [None, 8])
+def test_skewed_sizes_are_split_evenly(others, lanes):
+    costs = [10] + [1] * others
+    loads = [sum(costs[position] for position, _ in hand) for hand in deal_lanes(costs, lanes, 2)]
+    assert max(loads) <= 1.1 * sum(costs) / 2
 
 
 def test_local_steps_seed_all_generators():

@@ -11,17 +11,18 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_feddua.clients.engine import Client, ClientUpdate, GlobalState, LocalWork, Notify
+from lightning_feddua.clients.engine import Client, ClientUpdate, GlobalState, Notify, positions_of
 from lightning_feddua.clients.gradients import ExtraGradients
 from lightning_feddua.clients.local_training import LocalTraining
 from lightning_feddua.clients.rounds import LocalRounds
 from lightning_feddua.clients.states import ClientStates
 from lightning_feddua.clients.training_step import TRAINING_HOOKS, loss_of, takes_batch_idx
-from lightning_feddua.data.client_data import ClientData, tensor_versions
+from lightning_feddua.data.client_data import tensor_versions
+from lightning_feddua.data.prefetch import BatchRequest, Prefetcher
 from lightning_feddua.errors import ClientError
 from lightning_feddua.federation import Federation
 from lightning_feddua.log_capture import LogCapture, compute_alone, local_metrics
-from lightning_feddua.sampling import Purpose, generator, random_state, seed_generators, set_random_state
+from lightning_feddua.sampling import Purpose, random_state, seed_generators, set_random_state
 
 
 class SequentialEngine:
@@ -46,6 +47,7 @@ class SequentialEngine:
         self._gradients = ExtraGradients(federation)
         vector = federation.parameters.vector
         self._flat_gradient = torch.empty_like(vector) if algorithm.corrects else None
+        self._prefetcher: Prefetcher | None = None
         self._capture = LogCapture(fabric.device)
         self._losses: list[Tensor] = []
         self._precision = fabric.strategy.precision
@@ -59,6 +61,7 @@ class SequentialEngine:
     def run(self, clients: list[Client], state: GlobalState, notify: Notify) -> Iterator[ClientUpdate]:
         """Train clients one after another. An update's memory is the module's own, and is used again by the next."""
         federation = self._federation
+        self._start_prefetching(clients, state)
         for client in clients:
             notify("start", client)
             try:
@@ -67,8 +70,7 @@ class SequentialEngine:
                 self._optimizers.reset(state.lr_factor)
                 self._local = self._rounds.start([client], state, full_gradients, stacked=False)
                 seed_generators(state.seed, state.round, client.index, Purpose.LOCAL_STEPS, federation.fabric.device)
-                rng = generator(state.seed, state.round, client.index, Purpose.MINIBATCHES)
-                metrics = self._train(client.data, rng, state.work)
+                metrics = self._train(client, state)
             except Exception as exception:
                 raise ClientError(client.name, state.round, "local training", exception) from exception
             notify("end", client)
@@ -78,9 +80,25 @@ class SequentialEngine:
             yield ClientUpdate(client, delta, metrics, floats, federation.buffers.integers(), extra)
             federation.parameters.drop_gradients()
 
-    def _train(self, data: ClientData, rng: np.random.Generator, work: LocalWork) -> dict[str, Tensor]:
+    def _start_prefetching(self, clients: list[Client], state: GlobalState) -> None:
+        """Let worker processes, if there are any, begin with the minibatches of this round."""
+        self._prefetched: Iterator[tuple[BatchRequest, Any]] | None = None
+        workers = self._federation.datamodule.num_workers
+        if workers == 0 or all(client.data.in_memory for client in clients):
+            return
+        if self._prefetcher is None:
+            self._prefetcher = Prefetcher(self._federation.client_data, workers)
+        self._prefetched = self._prefetcher.start(
+            [
+                BatchRequest(state.seed, state.round, client.index, step, epoch, positions)
+                for client in clients
+                for step, (epoch, positions) in enumerate(positions_of(client, state))
+            ]
+        )
+
+    def _train(self, client: Client, state: GlobalState) -> dict[str, Tensor]:
         """Train one client, from the weights in the module and leaving its own there; return what it logged."""
-        view, capture = self._view, self._capture
+        view, capture, data, work = self._view, self._capture, client.data, state.work
         self._work = work
         capture.start()
         self._losses = []
@@ -91,7 +109,7 @@ class SequentialEngine:
         with capture.attached(self._module), local_metrics(self._module):
             self._hook("on_train_start")
             epoch, batch_idx, skipping = -1, 0, False
-            for new_epoch, batch in self._batches(data, work, rng):
+            for new_epoch, batch in self._batches(client, state):
                 if new_epoch != epoch:
                     if epoch >= 0:
                         self._end_epoch()
@@ -106,11 +124,18 @@ class SequentialEngine:
             view.stop_client()
             return self._results()
 
-    def _batches(self, data: ClientData, work: LocalWork, rng: np.random.Generator) -> Iterator[tuple[int, Any]]:
+    def _batches(self, client: Client, state: GlobalState) -> Iterator[tuple[int, Any]]:
         """Minibatches on the device, each with the number of the pass over the data that it belongs to."""
+        data, work = client.data, state.work
+        if self._prefetched is not None:
+            for _ in range(work.batches(len(data))):
+                # A client that failed has left some of its minibatches.
+                request, batch = next(item for item in self._prefetched if item[0].client == client.index)
+                yield request.epoch, self._transfer(batch)
+            return
         if len(data) > work.batch_size or not data.in_memory or self._transfer.has_hooks:
-            for epoch, batch in data.batches(work.batch_size, rng, steps=work.steps, epochs=work.epochs):
-                yield epoch, self._transfer(batch)
+            for epoch, positions in positions_of(client, state):
+                yield epoch, self._transfer(data.batch(positions))
             return
         # The same samples in each step: they are copied once, unless a step writes to them.
         whole, versions = None, None

@@ -37,6 +37,8 @@ class FederatedDataModule(LightningDataModule):
         eval_batch_size: the size of a batch in validation and test.
         collate_fn: makes a batch of a list of samples, as in a DataLoader.
         val_clients: data held out for each client, for validation per client; by default the clients' own data.
+        num_workers: processes on each rank that prepare the next minibatches and clients while others train, where
+            samples are not tensors in memory.
 
     Example:
         >>> import torch
@@ -56,6 +58,7 @@ class FederatedDataModule(LightningDataModule):
         eval_batch_size: int = 256,
         collate_fn: Collate | None = None,
         val_clients: Mapping[str, Dataset[Any]] | None = None,
+        num_workers: int = 0,
     ) -> None:
         super().__init__()
         if not isinstance(clients, Mapping):
@@ -65,6 +68,8 @@ class FederatedDataModule(LightningDataModule):
         for name, value in (("batch_size", batch_size), ("eval_batch_size", eval_batch_size)):
             if value < 1:
                 raise ConfigurationError(f"`{name}={value}` is less than 1.", "Give the number of samples in a batch.")
+        if num_workers < 0:
+            raise ConfigurationError(f"`num_workers={num_workers}` is less than 0.", "Give a number of processes.")
         self.clients = clients
         self.val_dataset = val_dataset
         self.test_dataset = test_dataset
@@ -72,6 +77,7 @@ class FederatedDataModule(LightningDataModule):
         self.eval_batch_size = eval_batch_size
         self.collate_fn = collate_fn
         self.val_clients = val_clients
+        self.num_workers = num_workers
 
     @classmethod
     def from_dataset(
