@@ -25,7 +25,7 @@ def histories(draw, ranks):
 
 
 def trained(vectors, client, round):
-    """What a round makes of a client's vectors: it depends on all rounds before, so that a lost or mixed-up one shows."""
+    """What a round makes of a client's vectors. It depends on all rounds before, so that a lost one shows."""
     return 3 * vectors + torch.tensor([[1.0], [-1.0]], dtype=torch.float64) * (client + 1) + round
 
 

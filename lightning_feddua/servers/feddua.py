@@ -130,7 +130,7 @@ class FedDuAServer(FederatedCallback):
 
     @property
     def coordinate_adaptive(self) -> bool:
-        """Whether each coordinate's step depends on its own past updates. A mirror map is a geometry fixed beforehand."""
+        """Whether each coordinate's step depends on its own past updates; a mirror map is fixed."""
         return self._accumulate is not None
 
     @property
