@@ -72,18 +72,20 @@ def test_sparse_data_have_a_common_support_on_which_clients_disagree():
 
 
 def test_support_metrics(tmp_path):
-    data = SparseRegression(num_clients=2, dim=8, nonzeros=4, disagreement=0.0)
+    data = SparseRegression(num_clients=2, dim=8, nonzeros=5, disagreement=0.0)
     model = SparseLinearRegression(dim=8, threshold=0.1).double()
     support = data.true_weights.nonzero()[:, 0]
     with torch.no_grad():
-        # Three of four are found, along with one that is not there and one below notice.
+        # Three of five are found, along with one that is not there and one below notice.
         model.linear.weight[0, support[:3]] = data.true_weights[support[:3]]
         model.linear.weight[0, (data.true_weights == 0).nonzero()[:2, 0]] = torch.tensor([0.5, 0.05]).double()
     loop = FederatedLoop(local_steps=1, precision="64-true", out_dir=tmp_path, accelerator="cpu")
     found = loop.validate(model, data)
     assert found["nonzeros"] == 4
-    assert found["precision"] == found["recall"] == found["f1"] == 0.75
-    assert found["weight_error"] == pytest.approx((1 + 0.5**2 + 0.05**2) ** 0.5 / 2)
+    assert found["precision"] == pytest.approx(3 / 4)
+    assert found["recall"] == pytest.approx(3 / 5)
+    assert found["f1"] == pytest.approx(2 / 3)
+    assert found["weight_error"] == pytest.approx(((2 + 0.5**2 + 0.05**2) / 5) ** 0.5)
 
 
 @pytest.mark.parametrize("data", [SyntheticRegression(dim=400), SparseRegression(dim=30)])
