@@ -64,7 +64,9 @@ def test_random_samples_do_not_depend_on_the_number_of_workers(tmp_path):
 
 
 def test_an_error_in_a_worker_names_the_client(tmp_path):
-    with pytest.raises(ClientError, match=r"(?s)Client `3` failed in round \d during local training: .*the disk is gone"):
+    with pytest.raises(
+        ClientError, match=r"(?s)Client `3` failed in round \d during local training: .*the disk is gone"
+    ):
         fit(tmp_path, 1, noise=-1.0)
 
 

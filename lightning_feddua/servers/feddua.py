@@ -132,6 +132,16 @@ class FedDuAServer(FederatedCallback):
         """Whether the step is set from the data; then evaluation averages the last two iterates."""
         return self.step_size == "adaptive"
 
+    @property
+    def coordinate_adaptive(self) -> bool:
+        """Whether each coordinate's step depends on its own past updates; a mirror map is fixed."""
+        return self._accumulate is not None
+
+    @property
+    def client_adaptive(self) -> bool:
+        """Whether the step depends on how much clients differ."""
+        return self.adaptive
+
     def on_aggregate_end(self, loop: FederatedLoop, update: RoundUpdate) -> None:
         """Apply the round's update to the loop's global weights."""
         loop.eta_g = self.step(loop.weights, update)
