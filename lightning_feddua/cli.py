@@ -40,6 +40,7 @@ from lightning_feddua.recipes import (
     import_class,
     load_recipe,
     merge,
+    no_such_class,
     section_class,
     split_presets,
 )
@@ -273,12 +274,22 @@ def _sentences(error: ArgumentError, command: str) -> tuple[str, str]:
         cls = import_class(match[1])
         allowed = choices(inspect.signature(cls).parameters) if cls is not None else "what its documentation says"
         return f"A `{match[1].rpartition('.')[2]}` has no argument `{match[2]}`.", f"Choose among {allowed}."
+    if match := re.search(r"Parser key \"(\w+)\":\s+Problem with.*'([\w.]+)':\s+the following.* required: (\w+)", text):
+        section, class_path, name = match.groups()
+        return f"A `{class_path.rpartition('.')[2]}` needs `{name}`.", f"Give it, as in `--{section}.{name} VALUE`."
     if match := re.search(r'Parser key "([\w.]+)"(?!.*Parser key)', text, re.DOTALL):
+        # What is said of the innermost argument, up to its value.
+        text = "".join(re.split(r"((?:Given|Got) value: .*)", text[match.start() :])[:2])
+        base = re.search(r"Subtypes: \[<class '([\w.]+)'>", text)
+        if base and (given := re.search(r"Expected a dot import path string: (\S+)", text)):
+            return no_such_class(match[1].replace("_", " "), given[1], import_class(base[1]))
         value = re.search(r"(?:Given value|Got value): (.*)", text)
-        expected = dict.fromkeys(re.findall(r"Expected an? (?:<class '([\w.]+)'>|([\w.\[\]', ]+))", text))
-        kinds = " or ".join("none" if a == "NoneType" else a or b for a, b in expected)
+        expected = dict.fromkeys(
+            re.findall(r"Expected an? (?:<class '([\w.]+)'>|([\w.\[\]', ]+?)(?:\. Got|\n|$))", text)
+        )
+        kinds = " or ".join(_kind(a or b) for a, b in expected)
         if value and kinds:
-            return f"`{match[1]}` cannot be `{value[1]}`.", f"Give a value of type {kinds}."
+            return f"`{match[1]}` cannot be `{value[1]}`.", f"Give {kinds}."
     problem = " ".join(text.split()).rstrip(".")
     if "arguments are required" in problem and "folders" in problem:
         return "The command line names no folder.", f"Give a run's, as in `feddua {command} runs/synthetic/version_0`."
@@ -288,6 +299,14 @@ def _sentences(error: ArgumentError, command: str) -> tuple[str, str]:
             f"Give a recipe, as in `feddua {command} --config synthetic`.",
         )
     return f"The command line cannot be read: {problem}.", f"See `{f'feddua {command}'.strip()} --help`."
+
+
+def _kind(expected: str) -> str:
+    """What jsonargparse expects, for people."""
+    if expected.startswith("typing.Literal"):
+        values = re.findall(r"'(.*?)'", expected)
+        return f"one of {choices(values)}"
+    return "none" if expected == "NoneType" else f"a value of type {expected}"
 
 
 class Command(NamedTuple):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from functools import cached_property
 from itertools import chain
 from types import TracebackType
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from lightning import LightningModule
 from lightning.fabric import Fabric
@@ -17,7 +19,7 @@ from lightning_feddua.clients.engine import LocalWork
 from lightning_feddua.clients.optimizers import LocalOptimizers
 from lightning_feddua.data.batch_transfer import BatchTransfer
 from lightning_feddua.data.client_data import ClientData
-from lightning_feddua.data.module import FederatedDataModule
+from lightning_feddua.data.module import FederatedDataModule, dataset_size
 from lightning_feddua.data.partition import Partition
 from lightning_feddua.errors import ConfigurationError
 from lightning_feddua.evaluation import Evaluator, Stage, client_statistics
@@ -87,7 +89,7 @@ class Federation:
 
         Schedules that ask how long training is get the answer for the largest client.
         """
-        self.view.start_client(work, int(self.sizes.max()))
+        self.view.start_client(work, lambda: int(self.sizes.max()))
         self.view.local_optimizers = self.optimizers = LocalOptimizers(self.module, self.view.strategy)
 
     def check_frozen(self) -> None:
@@ -114,14 +116,15 @@ class Federation:
         self.client_ids = self.datamodule.client_ids
         if len(self.client_ids) == 0:
             raise ConfigurationError("The data module has no clients.", "Give it at least one client's dataset.")
-        self.sizes = self.datamodule.client_sizes()
-        empty = (self.sizes == 0).nonzero()[0]
-        if len(empty):
-            others = f" and {len(empty) - 1} more" * (len(empty) > 1)
-            raise ConfigurationError(
-                f"The dataset of client `{self.client_ids[empty[0]]}`{others} is empty.",
-                "Leave such clients out of the data module.",
-            )
+        if self.datamodule.sizes_are_known:
+            empty = (self.sizes == 0).nonzero()[0]
+            if len(empty):
+                raise _empty_client(self.client_ids[empty[0]], others=len(empty) - 1)
+
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """The number of samples of each client. A mapping that does not know them has to make all its datasets."""
+        return self.datamodule.client_sizes()
 
     def _set_up_module(self) -> None:
         if is_overridden("configure_callbacks", self.module):
@@ -170,6 +173,8 @@ class Federation:
             dataset = self.datamodule.val_clients[str(self.client_ids[client])]
         else:
             dataset = clients.at(client) if isinstance(clients, Partition) else clients[self.client_ids[client]]
+        if not self.datamodule.sizes_are_known and dataset_size(self.client_ids[client], dataset) == 0:
+            raise _empty_client(self.client_ids[client])
         return ClientData(dataset, self.datamodule.collate_fn)
 
     def evaluate(self, stage: Stage) -> dict[str, float]:
@@ -198,6 +203,13 @@ class Federation:
             for client in hand
         }
         return client_statistics(exchange(self.fabric, Table(self.fabric), rows, clients))
+
+
+def _empty_client(name: str, others: int = 0) -> ConfigurationError:
+    more = f" and {others} more" if others else ""
+    return ConfigurationError(
+        f"The dataset of client `{name}`{more} is empty.", "Leave such clients out of the data module."
+    )
 
 
 def _fingerprints(module: LightningModule) -> dict[str, tuple[float, float]]:

@@ -53,6 +53,8 @@ ENGINES = ("auto", "sequential", "vectorized")
 CLIENT_WEIGHTS = ("uniform", "samples")
 CLIENT_STATES = ("memory", "disk")
 CLIENT_ERRORS = ("raise", "skip")
+# From how many parameters on a compiled server step pays.
+COMPILED_SERVER_SIZE = 1 << 20
 # Prefix of the metrics of w_{t+1}, where the plain names are those of the averaged iterate.
 LAST_ITERATE = "last_iterate"
 
@@ -77,8 +79,9 @@ class FederatedLoop:
         local_lr_decay: multiplies the module's learning rates in each round after the first.
         engine: how a rank runs its clients: ``"sequential"``, one after another, bit for bit as Trainer would;
             ``"vectorized"``, many in one vmapped step; ``"auto"``, whichever a few trial steps show to be faster.
-        compile: whether the vectorized engine compiles the local steps of a stack of clients into one function. That
-            takes a minute or so at the start, and is checked against the eager steps.
+        compile: whether the vectorized engine compiles the local steps of a stack of clients into one function, and
+            a server of many parameters its step. That takes a minute or so at the start, and is checked against the
+            eager steps.
         channels_last: whether convolutions and images get this memory format, with which many are faster.
         lanes: into how many sums, added in a fixed order, the clients' updates go, so that with the sequential engine
             any number of ranks up to it gives the same bits. None adds in whatever order is fastest, in less memory.
@@ -291,6 +294,7 @@ class FederatedLoop:
         self._lanes: int | None = None
         self.states = ClientStates(self.fabric, self.client.client_state, size, dtype, self.client_states)
         self.server.reset()
+        self.server.compiled = self.compile and size >= COMPILED_SERVER_SIZE
         self.history = []
         self.current_round = 0
         self.stopping = False
@@ -318,12 +322,14 @@ class FederatedLoop:
 
     def _choose_engine(self) -> tuple[str, str]:
         """The engine's name and what the header says of it, from a trial on the first cohort."""
+        # Such a callback expects to find each client's weights in the module.
+        engine = "sequential" if self.engine == "auto" and self._is_used("on_client_end") else self.engine
+        if engine == "sequential":
+            return engine, engine
         cohort = sample_cohort(self.seed, 0, len(self._federation.client_ids), self.cohort_size)
         clients, state = self._own_clients(cohort, self._deal(cohort, self._work)), self._global_state(0, self._work)
         # What fails here fails again in the first round.
         self._begin_round(clients, state, ClientFaults(self.fabric, "raise"))
-        # Such a callback expects to find each client's weights in the module.
-        engine = "sequential" if self.engine == "auto" and self._is_used("on_client_end") else self.engine
         return choose_engine(engine, self._federation, self.client, clients, state)
 
     def _start_logs(self) -> None:
@@ -420,7 +426,9 @@ class FederatedLoop:
 
     def _deal(self, cohort: list[int], work: LocalWork) -> list[list[tuple[int, int]]]:
         """The clients that each rank trains, as places in the cohort, and their lanes."""
-        costs = [work.batches(int(self._federation.sizes[i])) for i in cohort]
+        # Where all make as many steps, nobody's size is asked for: it may take making a dataset to find out.
+        equal = work.steps is not None
+        costs = [1] * len(cohort) if equal else [work.batches(int(self._federation.sizes[i])) for i in cohort]
         return deal_lanes(costs, self._lanes, self.fabric.world_size)
 
     def _own_clients(self, cohort: list[int], hands: list[list[tuple[int, int]]]) -> list[Client]:
@@ -429,9 +437,10 @@ class FederatedLoop:
         clients = []
         for position, lane in hands[self.fabric.global_rank]:
             index = cohort[position]
-            weight = 1.0 if self.client_weights == "uniform" else float(federation.sizes[index])
+            data = federation.client_data(index)
+            weight = 1.0 if self.client_weights == "uniform" else float(len(data))
             name = str(federation.client_ids[index])
-            clients.append(Client(position, index, name, federation.client_data(index), weight, lane))
+            clients.append(Client(position, index, name, data, weight, lane))
         return clients
 
     def _global_state(self, round: int, work: LocalWork) -> GlobalState:

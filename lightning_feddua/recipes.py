@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 from lightning import LightningModule
 
+import lightning_feddua.models  # noqa: F401  (models are known by name once they are imported)
 from lightning_feddua.clients import LocalTraining
 from lightning_feddua.data import FederatedDataModule
 from lightning_feddua.errors import ConfigurationError, choices
@@ -127,18 +128,35 @@ def section_class(section: str, value: Any) -> tuple[type, Mapping[str, Any]]:
 def find_class(section: str, class_path: str) -> type:
     """A class by its import path or, if this package has it, by its name."""
     base = SECTIONS[section]
-    known = {cls.__name__: cls for cls in _subclasses(base) if cls.__module__.startswith("lightning_feddua.")}
+    known = shipped_classes(base)
     if class_path in known:
         return known[class_path]
     cls = import_class(class_path)
     if cls is not None and not (isinstance(cls, type) and issubclass(cls, base)):
         raise ConfigurationError(f"`{class_path}` is not a `{base.__name__}`.", f"Choose one of {choices(known)}.")
     if cls is None:
-        raise ConfigurationError(
-            f"There is no {section} `{class_path}`.",
-            f"{_hint(class_path, known)}hoose one of {choices(known)}, or give the import path of a `{base.__name__}`.",
-        )
+        raise ConfigurationError(*no_such_class(section, class_path, base))
     return cls
+
+
+def shipped_classes(base: type) -> dict[str, type]:
+    """This package's classes of a kind, by name."""
+    return {
+        cls.__name__: cls
+        for cls in _subclasses(base)
+        if cls.__module__.startswith("lightning_feddua.")
+        and not cls.__name__.startswith("_")
+        and not inspect.isabstract(cls)
+    }
+
+
+def no_such_class(kind: str, class_path: str, base: type) -> tuple[str, str]:
+    """What to say where a name is not that of a class."""
+    known = shipped_classes(base)
+    return (
+        f"There is no {kind} `{class_path}`.",
+        f"{_hint(class_path, known)}hoose one of {choices(known)}, or give the import path of a `{base.__name__}`.",
+    )
 
 
 def import_class(class_path: str) -> Any:

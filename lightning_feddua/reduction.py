@@ -151,7 +151,11 @@ class Reduction:
         if self._buffer.numel() == sum(sizes):
             self._buffer.zero_()
         else:
-            self._buffer = self._buffer.new_zeros(sum(sizes))
+            # All windows on the old buffer first, so that there are never two.
+            none = self._buffer.new_zeros(0)
+            self._buffer = self._rows = self._votes = self._integer_slots = none
+            self._lanes.start(none)
+            self._buffer = none.new_zeros(sum(sizes))
         sums, integers, self._rows, self._votes = self._buffer.split(sizes)
         self._lanes.start(sums.view(self._lanes.windows, -1))
         self._integer_slots = integers.view(slots)

@@ -55,9 +55,8 @@ class TrainerView:
         self.max_rounds = 0
         self._epoch: int | None = 0
         self.global_step = 0
-        self.max_epochs: int | None = None
-        self.max_steps = -1
-        self.num_training_batches = 0
+        self._work: LocalWork | None = None
+        self._client_size: int | Callable[[], int] = 0
         self.is_last_batch = False
 
     @property
@@ -78,12 +77,38 @@ class TrainerView:
         self.training = False
         self.current_epoch = self.global_step = 0
 
-    def start_client(self, work: LocalWork, size: int) -> None:
-        """Counters for a client with this many samples, before its first step."""
+    def start_client(self, work: LocalWork, size: int | Callable[[], int]) -> None:
+        """Counters for a client with this many samples, before its first step.
+
+        Args:
+            work: how much the client does.
+            size: its number of samples; a function where it costs something to find out, called when a module asks.
+        """
         self.current_epoch = self.global_step = 0
-        self.max_steps = work.batches(size)
-        self.num_training_batches = -(-size // work.batch_size)
-        self.max_epochs = work.epochs if work.epochs is not None else -(-self.max_steps // self.num_training_batches)
+        self._work, self._client_size = work, size
+
+    @property
+    def max_steps(self) -> int:
+        """Optimizer steps of one client in one round."""
+        if self._work is None:
+            return -1
+        return self._work.steps if self._work.steps is not None else self._work.batches(self._size)
+
+    @property
+    def num_training_batches(self) -> int:
+        """Minibatches in one pass over the client's data."""
+        return 0 if self._work is None else -(-self._size // self._work.batch_size)
+
+    @property
+    def max_epochs(self) -> int | None:
+        """Passes of one client in one round, the last of which may be incomplete."""
+        if self._work is None or self._work.epochs is not None:
+            return None if self._work is None else self._work.epochs
+        return -(-self.max_steps // self.num_training_batches)
+
+    @property
+    def _size(self) -> int:
+        return self._client_size() if callable(self._client_size) else self._client_size
 
     @property
     def estimated_stepping_batches(self) -> int:

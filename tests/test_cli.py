@@ -74,6 +74,17 @@ def test_server_without_preset_keeps_the_recipe(tmp_path):
         (["--loop.seed", "-1"], "`seed=-1` is less than 0. "),
         (["--data.num_clients", "0"], "`num_clients=0` is less than 1. "),
         (["--ckpt_path", "x.ckpt"], "The checkpoint `x.ckpt` cannot be read: No such file or directory. "),
+        (["--client", "Scafold"], "There is no client `Scafold`. Write `Scaffold` if that was meant, or choose"),
+        (
+            ["--client", "Scaffold", "--client.optin", "I"],
+            "`client`, a `Scaffold`, has no argument `optin`. Write `option`",
+        ),
+        (["--client", "Scaffold", "--client.option", "III"], "`option` cannot be `III`. Give one of `I`, `II`."),
+        (["--client", "FedMid"], "A `FedMid` needs `l1`. Give it, as in `--client.l1 VALUE`."),
+        (
+            ["--server", "FedDuAServer", "--server.mirror_map", "PNorms"],
+            "There is no mirror map `PNorms`. Write `PNorm` if that was meant, or choose one of `Hypentropy`, `PNorm`",
+        ),
         (["--confg", "x"], "unrecognized arguments: --confg x. See"),
     ],
 )
@@ -115,6 +126,23 @@ def test_bad_recipes(tmp_path, capsys, change, message):
 def test_missing_recipe(capsys):
     assert main(["fit", "--config", "recipes/nosuch.yaml"]) == 2
     assert "The recipe `recipes/nosuch.yaml` does not exist. Give the path" in capsys.readouterr().err
+
+
+def test_client_algorithm_with_its_option(tmp_path):
+    assert fit(tmp_path, "--client", "Scaffold", "--client.option", "I") == 0
+    client = resolved(tmp_path)["client"]
+    assert client == {"class_path": "lightning_feddua.Scaffold", "init_args": {"option": "I"}}
+
+
+def test_models_and_data_are_known_by_name(tmp_path, capsys):
+    bare = tmp_path / "bare.yaml"
+    bare.write_text("model: LinearRegression\ndata: SyntheticRegression\nloop: {local_steps: 1}")
+    # In a process of its own, where no other recipe has imported them.
+    command = [sys.executable, "-m", "lightning_feddua", "fit", "--config", str(bare), "--print_config"]
+    finished = subprocess.run(command, capture_output=True, text=True)
+    assert yaml.safe_load(finished.stdout)["model"]["class_path"] == "lightning_feddua.models.LinearRegression"
+    assert main(["fit", "--config", str(bare), "--model", "LinearRegresion"]) == 2
+    assert "There is no model `LinearRegresion`. Write `LinearRegression` if that was meant" in capsys.readouterr().err
 
 
 def test_misspelt_argument_of_a_nested_class(capsys):

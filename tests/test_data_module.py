@@ -1,4 +1,5 @@
 import tracemalloc
+from collections.abc import Mapping
 
 import datasets
 import numpy as np
@@ -13,6 +14,7 @@ from lightning_feddua import ConfigurationError, FederatedDataModule, FederatedL
 from lightning_feddua.data import HuggingFaceDataModule, IIDPartitioner, PathologicalPartitioner
 from lightning_feddua.data.module import labels_of
 from lightning_feddua.data.partition import Partition
+from lightning_feddua.sampling import sample_cohort
 from tests.modules import Classifier, classification
 
 
@@ -227,3 +229,83 @@ def test_a_hundred_thousand_clients_cost_nothing_until_sampled(tmp_path):
         batch = data.client_data(str(clients - 1)).batch(np.arange(2))
         assert batch["x"].tolist() == [clients - 1, 2 * clients - 1]
     assert peaks[100_000] < peaks[100] + 20e6
+
+
+class LazyClients(Mapping):
+    """A million clients, made when they are asked for; one of them has no samples."""
+
+    empty = None
+
+    def __init__(self):
+        self.made = []
+
+    def __getitem__(self, name):
+        self.made.append(name)
+        return classification(0 if int(name) == self.empty else 5 + int(name) % 3)
+
+    def __iter__(self):
+        return map(str, range(10**6))
+
+    def __len__(self):
+        return 10**6
+
+
+class LazyClientsWithSizes(LazyClients):
+    ids = range(10**6)
+    sizes = np.tile([5, 6, 7], 10**6 // 3 + 1)[: 10**6]
+
+
+def lazy_loop(tmp_path, **arguments):
+    return FederatedLoop(
+        max_rounds=2,
+        clients_per_round=3,
+        out_dir=tmp_path,
+        accelerator="cpu",
+        enable_progress_bar=False,
+        engine="sequential",
+        **arguments,
+    )
+
+
+@pytest.mark.parametrize(
+    ("clients", "work"),
+    [
+        (LazyClients, {"local_steps": 2}),
+        (LazyClients, {"local_steps": 2, "client_weights": "samples"}),
+        (LazyClientsWithSizes, {"local_steps": 2}),
+        (LazyClientsWithSizes, {"local_epochs": 1}),
+    ],
+)
+def test_only_cohorts_are_made_of_a_lazy_population(tmp_path, clients, work):
+    population = clients()
+    lazy_loop(tmp_path, **work).fit(Classifier(), population)
+    cohorts = {str(i) for round in range(2) for i in sample_cohort(0, round, 10**6, 3)}
+    assert {str(name) for name in population.made} == cohorts
+    assert len(population.made) == 2 * 3
+
+
+def test_names_of_a_million_clients_take_no_memory():
+    tracemalloc.start()
+    data = FederatedDataModule(LazyClientsWithSizes())
+    assert len(data.client_ids) == len(data.client_sizes()) == 10**6
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10**5
+
+
+def test_an_empty_client_of_a_lazy_population_is_named_when_it_is_met(tmp_path):
+    population = LazyClients()
+    population.empty = sample_cohort(0, 0, 10**6, 3)[0]
+    with pytest.raises(ConfigurationError, match=rf"dataset of client `{population.empty}` is empty\. Leave"):
+        lazy_loop(tmp_path, local_steps=1).fit(Classifier(), population)
+
+
+def test_a_schedule_over_a_lazy_population_gets_the_largest_client(tmp_path):
+    class Scheduled(Classifier):
+        def configure_optimizers(self):
+            self.asked = self.trainer.num_training_batches
+            return super().configure_optimizers()
+
+    module = Scheduled()
+    lazy_loop(tmp_path, local_steps=1).fit(module, FederatedDataModule(LazyClientsWithSizes(), batch_size=2))
+    assert module.asked == 4

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lightning_feddua import FedAvg
 from lightning_feddua.cli import main
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
@@ -38,6 +39,13 @@ def test_python_examples_run_one_after_another(tmp_path, monkeypatch, capsys):
     before = model.head.bias.detach().clone()
     loop.fit(model, scope["data"])
     assert ((model.head.bias - before).abs() - 0.5).abs().max() < 1e-6
+    loop = type(scope["loop"])(
+        server=FedAvg(), client=scope["FedDyn"](alpha=0.3), max_rounds=1, local_steps=2, engine="sequential"
+    )
+    before = torch.cat([p.detach().flatten() for p in model.parameters()])
+    loop.fit(model, scope["data"])
+    h = torch.stack([loop.states.get(i)[0] for i in range(len(loop.states))]).mean(0)
+    torch.testing.assert_close(h, -0.3 * (loop.weights - before), rtol=1e-4, atol=1e-6)
     w = torch.linspace(-3, 3, 7, dtype=torch.float64)
     torch.testing.assert_close(scope["Cosh"]().grad_phi(scope["Cosh"]().grad_psi(w)), w)
 

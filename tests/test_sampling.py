@@ -1,6 +1,7 @@
 import random
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -79,9 +80,12 @@ def test_a_generator_is_a_function_of_its_arguments(seed, round, client, purpose
     assert (generator(seed, round, client + 1, purpose).random(3) != first).any()
 
 
-def test_skewed_sizes_are_split_evenly():
-    loads = [sum(10 if i == 0 else 1 for i in hand) for hand in deal([10] + [1] * 10, 2)]
-    assert loads == [10, 10]
+@pytest.mark.parametrize("others", [10, 19, 30, 99])
+@pytest.mark.parametrize("lanes", [None, 8])
+def test_skewed_sizes_are_split_evenly(others, lanes):
+    costs = [10] + [1] * others
+    loads = [sum(costs[position] for position, _ in hand) for hand in deal_lanes(costs, lanes, 2)]
+    assert max(loads) <= 1.1 * sum(costs) / 2
 
 
 def test_local_steps_seed_all_generators():

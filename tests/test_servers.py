@@ -211,3 +211,30 @@ def test_a_step_beyond_the_range_of_float32_is_not_taken():
     with pytest.warns(UserWarning, match="weights stay"):
         assert servers.FedExP().step(weights, RoundUpdate(torch.full((3,), 1e-25), torch.ones(2))) == 0
     assert torch.equal(weights, torch.ones(3))
+
+
+@pytest.mark.parametrize("rule", [servers.FedDuAdam, servers.FedAdagrad, servers.FedExP])
+def test_a_compiled_step_is_the_eager_one(rule, recwarn):
+    rng = torch.Generator().manual_seed(0)
+    results = []
+    for compiled in (False, True):
+        server, weights = rule(), torch.zeros(1000)
+        server.compiled = compiled
+        for _ in range(4):
+            delta = torch.randn(1000, generator=rng.manual_seed(0)) * 0.1
+            server.step(weights, RoundUpdate(delta, torch.tensor([2.0, 3.0])))
+        assert server.compiled is compiled
+        results.append(weights)
+    assert not [w for w in recwarn if "not compiled" in str(w.message)]
+    torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-7)
+
+
+def test_a_wrong_compiler_is_noticed(monkeypatch):
+    monkeypatch.setattr(
+        torch, "compile", lambda function, **_: lambda *args: function(*args) if len(args) == 4 else None
+    )
+    server, weights = servers.FedDuAdam(), torch.zeros(10)
+    server.compiled = True
+    with pytest.warns(UserWarning, match="computes something else"):
+        server.step(weights, RoundUpdate(torch.ones(10), torch.tensor([20.0])))
+    assert weights.norm() > 0

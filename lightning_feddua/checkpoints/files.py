@@ -89,7 +89,7 @@ def read(path: Path) -> dict[str, Any]:
         if damaged is not None:
             raise DamagedError(f"The checkpoint `{path}` is damaged in `{damaged}`.", remedy)
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, KeyError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, KeyError, ValueError) as error:
         raise DamagedError(f"The checkpoint `{path}` is damaged or no checkpoint at all.", remedy) from error
     except pickle.UnpicklingError as error:
         raise ConfigurationError(

@@ -134,7 +134,10 @@ def _clients(federation: Federation) -> dict[str, Any]:
     return {
         "count": len(federation.client_ids),
         "names": _digest(str(name).encode() for name in federation.client_ids),
-        "sizes": _digest([federation.sizes.astype(np.int64).tobytes()]),
+        # A population that makes its datasets when they are asked for is not made as a whole to be counted.
+        "sizes": _digest(
+            [federation.sizes.astype(np.int64).tobytes()] if federation.datamodule.sizes_are_known else []
+        ),
         "samples": _probe(federation),
     }
 

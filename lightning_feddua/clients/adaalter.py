@@ -24,6 +24,7 @@ class AdaAlter(LocalTraining):
     """
 
     extra_vectors = ("squares",)
+    coordinate_adaptive = True
     needs_constant_lr = True
 
     def __init__(self, eps: float = 1.0, initial_accumulator: float = 1.0) -> None:

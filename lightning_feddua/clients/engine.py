@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 from torch import Tensor
 
-from lightning_feddua.data.client_data import ClientData
+from lightning_feddua.data.client_data import ClientData, minibatches
 from lightning_feddua.errors import ClientError
+from lightning_feddua.sampling import Purpose, generator
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,13 @@ class ClientUpdate:
     integers: Tensor | None = None
     extra_vectors: dict[str, Tensor] = field(default_factory=dict)
     kept: Tensor | None = None
+
+
+def positions_of(client: Client, state: GlobalState) -> Iterator[tuple[int, np.ndarray]]:
+    """The samples of a client's minibatches, each with the number of the pass over the data that it belongs to."""
+    rng = generator(state.seed, state.round, client.index, Purpose.MINIBATCHES)
+    work = state.work
+    return minibatches(len(client.data), work.batch_size, rng, steps=work.steps, epochs=work.epochs)
 
 
 # Called with "start" before and "end" after a client's local steps.

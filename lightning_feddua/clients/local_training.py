@@ -60,6 +60,9 @@ class LocalTraining:
     # Vectors of each client that last over rounds (zero at first), and vectors that are averaged with the updates.
     client_state: ClassVar[tuple[str, ...]] = ()
     extra_vectors: ClassVar[tuple[str, ...]] = ()
+    # What local steps adapt to: each coordinate's own gradients, and how this client differs from the others.
+    coordinate_adaptive: bool = False
+    client_adaptive: ClassVar[bool] = False
     # What the algorithm needs, checked before a run starts.
     needs_full_gradient: bool = False
     needs_anchor_gradient: ClassVar[bool] = False
@@ -77,6 +80,22 @@ class LocalTraining:
     def touches_steps(self) -> bool:
         """Whether local steps differ from the module's own."""
         return any(self._overrides(name) for name in ("start", "correct", "project", "finish"))
+
+    @property
+    def extra_client_cost(self) -> bool:
+        """Whether a client keeps, sends or computes more than in plain local training."""
+        return bool(self.client_state) or self.vectors_sent > 1 or self.gradient_evaluations != "τ"
+
+    @property
+    def vectors_sent(self) -> int:
+        """How many vectors of the model's size a client sends in a round, its update among them."""
+        return 1 + len(self.extra_vectors) + self.needs_mean_gradient
+
+    @property
+    def gradient_evaluations(self) -> str:
+        """What a client computes in a round of τ steps: gradients of minibatches, and of all of its data."""
+        full = self.needs_full_gradient or self.needs_mean_gradient
+        return ("2τ" if self.needs_anchor_gradient else "τ") + " + full" * full
 
     @property
     def corrects(self) -> bool:

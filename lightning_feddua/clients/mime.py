@@ -52,6 +52,7 @@ class MimeLite(LocalTraining):
         if not 0 < eps < float("inf"):
             raise ConfigurationError(f"`eps={eps}` is not a positive number.", "Choose one, such as 0.001.")
         self.statistics = statistics
+        self.coordinate_adaptive = statistics == "adam"
         self.beta1, self.beta2, self.eps = beta1, beta2, eps
 
     def set_up(self, weights: Tensor, population: int, local_steps: int | None) -> None:
@@ -96,6 +97,7 @@ class Mime(MimeLite):
     """
 
     extra_vectors = ()
+    client_adaptive = True
     needs_full_gradient = False
     needs_mean_gradient = True
     needs_anchor_gradient = True

@@ -26,6 +26,7 @@ class Scaffnew(LocalTraining):
     """
 
     client_state = ("h_i",)
+    client_adaptive = True
     needs_constant_lr = True
     needs_all_clients = True
     needs_local_steps = True

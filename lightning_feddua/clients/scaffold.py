@@ -25,6 +25,7 @@ class Scaffold(LocalTraining):
 
     client_state = ("c_i",)
     extra_vectors = ("c_i_change",)
+    client_adaptive = True
     needs_constant_lr = True
 
     def __init__(self, option: Literal["I", "II"] = "II") -> None:

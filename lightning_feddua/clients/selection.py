@@ -36,14 +36,12 @@ def choose_engine(
     """The name of a run's engine, and what the header says of it. Every rank gets the same; a collective.
 
     Args:
-        name: ``"sequential"``, ``"vectorized"`` or ``"auto"``.
+        name: ``"vectorized"`` or ``"auto"``.
         federation: the module and its clients, with optimizers.
         algorithm: what clients do.
         clients: this rank's part of the first cohort, for a trial.
         state: the global state that the first round starts from.
     """
-    if name == "sequential":
-        return name, name
     decision = ("", "")
     if federation.fabric.is_global_zero:
         decision = _decide(name, federation, algorithm, clients, state)

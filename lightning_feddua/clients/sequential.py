@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -12,17 +13,18 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
-from lightning_feddua.clients.engine import Client, ClientUpdate, GlobalState, LocalWork, Notify
+from lightning_feddua.clients.engine import Client, ClientUpdate, GlobalState, Notify, positions_of
 from lightning_feddua.clients.gradients import ExtraGradients
 from lightning_feddua.clients.local_training import LocalTraining
 from lightning_feddua.clients.rounds import LocalRounds
 from lightning_feddua.clients.states import ClientStates
 from lightning_feddua.clients.training_step import TRAINING_HOOKS, loss_of, takes_batch_idx
-from lightning_feddua.data.client_data import ClientData, tensor_versions
+from lightning_feddua.data.client_data import tensor_versions
+from lightning_feddua.data.prefetch import BatchRequest, Prefetcher
 from lightning_feddua.errors import ClientError
 from lightning_feddua.federation import Federation
 from lightning_feddua.log_capture import LogCapture, compute_alone, local_metrics
-from lightning_feddua.sampling import Purpose, generator, random_state, seed_generators, set_random_state
+from lightning_feddua.sampling import Purpose, random_state, seed_generators, set_random_state
 
 
 class SequentialEngine:
@@ -47,6 +49,7 @@ class SequentialEngine:
         self._gradients = ExtraGradients(federation)
         vector = federation.parameters.vector
         self._flat_gradient = torch.empty_like(vector) if algorithm.corrects else None
+        self._prefetcher: Prefetcher | None = None
         self._capture = LogCapture(fabric.device)
         self._losses: list[Tensor] = []
         self._precision = fabric.strategy.precision
@@ -60,17 +63,19 @@ class SequentialEngine:
     def run(self, clients: list[Client], state: GlobalState, notify: Notify) -> Iterator[ClientUpdate | ClientError]:
         """Train clients one after another. An update's memory is the module's own, and is used again by the next."""
         federation = self._federation
+        self._start_prefetching(clients, state)
         for client in clients:
             notify("start", client)
             self._stage = "local training"
+            # Minibatches of this client that worker processes have prepared, or will.
+            self._ahead = 0 if self._prefetched is None else state.work.batches(len(client.data))
             try:
                 full_gradients = self._rounds.full_gradients([client], state)
                 federation.restore(state.weights)
                 self._optimizers.reset(state.lr_factor)
                 self._local = self._rounds.start([client], state, full_gradients, stacked=False)
                 seed_generators(state.seed, state.round, client.index, Purpose.LOCAL_STEPS, federation.fabric.device)
-                rng = generator(state.seed, state.round, client.index, Purpose.MINIBATCHES)
-                metrics = self._train(client.data, rng, state.work)
+                metrics = self._train(client, state)
             except Exception as exception:
                 self._clean_up()
                 yield ClientError(client.name, state.round, self._stage, exception)
@@ -86,13 +91,32 @@ class SequentialEngine:
         """Leave nothing of a client that has failed to the next."""
         self._view.stop_client()
         self._federation.parameters.drop_gradients()
+        for _ in range(self._ahead):
+            with suppress(Exception):
+                next(self._prefetched or iter(()))
         for metric in self._module.modules():
             if isinstance(metric, Metric):
                 metric.reset()
 
-    def _train(self, data: ClientData, rng: np.random.Generator, work: LocalWork) -> dict[str, Tensor]:
+    def _start_prefetching(self, clients: list[Client], state: GlobalState) -> None:
+        """Let worker processes, if there are any, begin with the minibatches of this round."""
+        self._prefetched: Iterator[tuple[BatchRequest, Any]] | None = None
+        workers = self._federation.datamodule.num_workers
+        if workers == 0 or all(client.data.in_memory for client in clients):
+            return
+        if self._prefetcher is None:
+            self._prefetcher = Prefetcher(self._federation.client_data, workers)
+        self._prefetched = self._prefetcher.start(
+            [
+                BatchRequest(state.seed, state.round, client.index, step, epoch, positions)
+                for client in clients
+                for step, (epoch, positions) in enumerate(positions_of(client, state))
+            ]
+        )
+
+    def _train(self, client: Client, state: GlobalState) -> dict[str, Tensor]:
         """Train one client, from the weights in the module and leaving its own there; return what it logged."""
-        view, capture = self._view, self._capture
+        view, capture, data, work = self._view, self._capture, client.data, state.work
         self._work = work
         capture.start()
         self._losses = []
@@ -103,7 +127,7 @@ class SequentialEngine:
         with capture.attached(self._module), local_metrics(self._module):
             self._hook("on_train_start")
             epoch, batch_idx, skipping = -1, 0, False
-            for new_epoch, batch in self._read(self._batches(data, work, rng)):
+            for new_epoch, batch in self._read(self._batches(client, state)):
                 if new_epoch != epoch:
                     if epoch >= 0:
                         self._end_epoch()
@@ -118,11 +142,18 @@ class SequentialEngine:
             view.stop_client()
             return self._results()
 
-    def _batches(self, data: ClientData, work: LocalWork, rng: np.random.Generator) -> Iterator[tuple[int, Any]]:
+    def _batches(self, client: Client, state: GlobalState) -> Iterator[tuple[int, Any]]:
         """Minibatches on the device, each with the number of the pass over the data that it belongs to."""
+        data, work = client.data, state.work
+        if self._prefetched is not None:
+            while self._ahead:
+                self._ahead -= 1
+                request, batch = next(self._prefetched)
+                yield request.epoch, self._transfer(batch)
+            return
         if len(data) > work.batch_size or not data.in_memory or self._transfer.has_hooks:
-            for epoch, batch in data.batches(work.batch_size, rng, steps=work.steps, epochs=work.epochs):
-                yield epoch, self._transfer(batch)
+            for epoch, positions in positions_of(client, state):
+                yield epoch, self._transfer(data.batch(positions))
             return
         # The same samples in each step: they are copied once, unless a step writes to them.
         whole, versions = None, None

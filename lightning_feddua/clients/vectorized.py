@@ -13,17 +13,17 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from lightning_feddua.clients.compiled import CompiledSteps
-from lightning_feddua.clients.engine import Client, ClientUpdate, Engine, GlobalState, Notify
+from lightning_feddua.clients.engine import Client, ClientUpdate, Engine, GlobalState, Notify, positions_of
 from lightning_feddua.clients.local_training import LocalRound, LocalTraining
 from lightning_feddua.clients.rounds import LocalRounds
 from lightning_feddua.clients.stack import ClientStack
 from lightning_feddua.clients.stacked_steps import StackedSteps
 from lightning_feddua.clients.states import ClientStates
 from lightning_feddua.clients.training_step import TRAINING_HOOKS
-from lightning_feddua.data.client_data import minibatches, stacked_batch, tensor_versions
+from lightning_feddua.data.client_data import stacked_batch, tensor_versions
 from lightning_feddua.errors import ClientError
 from lightning_feddua.federation import Federation
-from lightning_feddua.sampling import Purpose, generator, seed_generators
+from lightning_feddua.sampling import Purpose, seed_generators
 
 # Optimizers that treat each element on its own, so that a stack of clients is to them one larger tensor.
 ELEMENTWISE = (
@@ -176,16 +176,7 @@ class VectorizedEngine:
             for epoch in range(work.batches(len(chunk[0].data))):
                 yield epoch, self._whole_clients(chunk)
             return
-        streams = [
-            minibatches(
-                len(client.data),
-                work.batch_size,
-                generator(state.seed, state.round, client.index, Purpose.MINIBATCHES),
-                steps=work.steps,
-                epochs=work.epochs,
-            )
-            for client in chunk
-        ]
+        streams = [positions_of(client, state) for client in chunk]
         for drawn in zip(*streams, strict=True):
             yield drawn[0][0], self._stack_batches(chunk, [positions for _, positions in drawn])
 

@@ -52,13 +52,6 @@ class ClientData:
         samples = getitems(index.tolist()) if getitems else [self._dataset[i] for i in index.tolist()]
         return self._collate(samples)
 
-    def batches(
-        self, batch_size: int, rng: np.random.Generator, steps: int | None = None, epochs: int | None = None
-    ) -> Iterator[tuple[int, Any]]:
-        """Minibatches for local training, each with the number of the pass over the data that it belongs to."""
-        for epoch, positions in minibatches(len(self), batch_size, rng, steps=steps, epochs=epochs):
-            yield epoch, self.batch(positions)
-
 
 def stacked_batch(clients: Sequence[ClientData], positions: Sequence[np.ndarray]) -> list[Tensor] | None:
     """The batches of several clients as one, with a first axis of clients; None where they do not share their tensors.

@@ -27,13 +27,18 @@ class FederatedDataModule(LightningDataModule):
     set its data in ``setup``, and has Lightning's hooks (``prepare_data``, ``on_after_batch_transfer``, …).
 
     Args:
-        clients: a map-style dataset for each client. Those of a ``TensorDataset`` are indexed as tensors.
+        clients: a map-style dataset for each client. Those of a ``TensorDataset`` are indexed as tensors. A mapping
+            that makes a dataset when it is asked for one, is asked for those of cohorts alone where ``local_steps`` are
+            given; for ``local_epochs`` it needs an attribute ``sizes``, an array, or else all are made once to count
+            their samples. With ``ids``, a sequence of its keys, a million names are not listed either.
         val_dataset: for validation after rounds; None for no validation.
         test_dataset: for the final test.
         batch_size: the size of a local minibatch; a client with fewer samples uses all of them in each step.
         eval_batch_size: the size of a batch in validation and test.
         collate_fn: makes a batch of a list of samples, as in a DataLoader.
         val_clients: data held out for each client, for validation per client; by default the clients' own data.
+        num_workers: processes on each rank that prepare the next minibatches and clients while others train, where
+            samples are not tensors in memory.
 
     Example:
         >>> import torch
@@ -53,6 +58,7 @@ class FederatedDataModule(LightningDataModule):
         eval_batch_size: int = 256,
         collate_fn: Collate | None = None,
         val_clients: Mapping[str, Dataset[Any]] | None = None,
+        num_workers: int = 0,
     ) -> None:
         super().__init__()
         if not isinstance(clients, Mapping):
@@ -62,6 +68,8 @@ class FederatedDataModule(LightningDataModule):
         for name, value in (("batch_size", batch_size), ("eval_batch_size", eval_batch_size)):
             if value < 1:
                 raise ConfigurationError(f"`{name}={value}` is less than 1.", "Give the number of samples in a batch.")
+        if num_workers < 0:
+            raise ConfigurationError(f"`num_workers={num_workers}` is less than 0.", "Give a number of processes.")
         self.clients = clients
         self.val_dataset = val_dataset
         self.test_dataset = test_dataset
@@ -69,6 +77,7 @@ class FederatedDataModule(LightningDataModule):
         self.eval_batch_size = eval_batch_size
         self.collate_fn = collate_fn
         self.val_clients = val_clients
+        self.num_workers = num_workers
 
     @classmethod
     def from_dataset(
@@ -116,19 +125,20 @@ class FederatedDataModule(LightningDataModule):
     @property
     def client_ids(self) -> Sequence[str]:
         """The clients' names, in the order that cohorts refer to."""
-        return self.clients.ids if isinstance(self.clients, Partition) else list(self.clients)
+        ids = getattr(self.clients, "ids", None)
+        return list(self.clients) if ids is None else ids
+
+    @property
+    def sizes_are_known(self) -> bool:
+        """Whether the clients' sizes can be told without making their datasets."""
+        return isinstance(self.clients, dict) or hasattr(self.clients, "sizes")
 
     def client_sizes(self) -> np.ndarray:
         """The number of samples of each client."""
-        if isinstance(self.clients, Partition):
-            return self.clients.sizes
-        for name, dataset in self.clients.items():
-            if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-                raise ConfigurationError(
-                    f"The dataset of client `{name}` is a `{type(dataset).__name__}`, which cannot be indexed.",
-                    "Give each client a map-style dataset, with `__len__` and `__getitem__`.",
-                )
-        return np.array([len(dataset) for dataset in self.clients.values()], dtype=np.int64)  # type: ignore[arg-type]
+        sizes = getattr(self.clients, "sizes", None)
+        if sizes is not None:
+            return np.asarray(sizes)
+        return np.fromiter((dataset_size(*item) for item in self.clients.items()), dtype=np.int64)
 
     def client_data(self, client_id: str) -> ClientData:
         """A client's samples, ready to be indexed."""
@@ -250,6 +260,16 @@ def _batch_size(loader: DataLoader[Any]) -> int:
 
 def _custom_collate(loader: DataLoader[Any]) -> Collate | None:
     return None if loader.collate_fn is default_collate else loader.collate_fn
+
+
+def dataset_size(name: str, dataset: Dataset[Any]) -> int:
+    """The number of samples of a client; one clear error where it cannot be indexed."""
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise ConfigurationError(
+            f"The dataset of client `{name}` is a `{type(dataset).__name__}`, which cannot be indexed.",
+            "Give each client a map-style dataset, with `__len__` and `__getitem__`.",
+        )
+    return len(dataset)
 
 
 def make_partition(dataset: Dataset[Any], partition: PartitionLike, labels: np.ndarray | None = None) -> Partition:

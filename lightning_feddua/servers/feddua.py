@@ -21,6 +21,7 @@ from lightning_feddua.callbacks.base import FederatedCallback
 from lightning_feddua.errors import ConfigurationError, choices
 from lightning_feddua.parameters import chunks, scalar_dtype
 from lightning_feddua.reduction import RoundUpdate
+from lightning_feddua.servers.kernels import ServerKernels
 from lightning_feddua.servers.mirror_maps import MirrorMap
 from lightning_feddua.servers.mirror_maps.base import DualLine
 from lightning_feddua.servers.preconditioners import PRECONDITIONERS
@@ -113,6 +114,9 @@ class FedDuAServer(FederatedCallback):
         self.bias_correction = bias_correction
         self.initial_accumulator = initial_accumulator
         self.mirror_map = mirror_map
+        # Whether the step is compiled to two passes over the vectors, which pays where they are large.
+        self.compiled = False
+        self._kernels: ServerKernels | None = None
         self._accumulate = PRECONDITIONERS[preconditioner]
         self.reset()
 
@@ -127,6 +131,16 @@ class FedDuAServer(FederatedCallback):
     def adaptive(self) -> bool:
         """Whether the step is set from the data; then evaluation averages the last two iterates."""
         return self.step_size == "adaptive"
+
+    @property
+    def coordinate_adaptive(self) -> bool:
+        """Whether each coordinate's step depends on its own past updates; a mirror map is fixed."""
+        return self._accumulate is not None
+
+    @property
+    def client_adaptive(self) -> bool:
+        """Whether the step depends on how much clients differ."""
+        return self.adaptive
 
     def on_aggregate_end(self, loop: FederatedLoop, update: RoundUpdate) -> None:
         """Apply the round's update to the loop's global weights."""
@@ -163,8 +177,12 @@ class FedDuAServer(FederatedCallback):
             if math.isfinite(eta):
                 line.move(scale)
             return eta
-        for w, v, s in chunks(weights, self._direction(update.mean_delta), self._s):
-            w.add_(self._precondition(v, s), alpha=scale)
+        direction = self._direction(update.mean_delta)
+        if self._kernels is not None:
+            self._kernels.move(weights, direction, self._s, scale, self._s_correction)
+            return eta
+        for w, v, s in chunks(weights, direction, self._s):
+            self._move(w, v, s, scale, self._s_correction)
         return eta
 
     def _prepare(self, weights: Tensor, update: RoundUpdate) -> None:
@@ -180,21 +198,38 @@ class FedDuAServer(FederatedCallback):
         # A loaded state may come from another device.
         self._s = None if self._s is None else self._s.to(weights)
         self._v = None if self._v is None else self._v.to(weights)
+        if self.compiled and self._kernels is None:
+            kernels = ServerKernels(self._moments, self._move)
+            self.compiled = kernels.are_right(weights, update.mean_delta, self._v, self._s)
+            self._kernels = kernels if self.compiled else None
 
     def _update_moments(self, mean_delta: Tensor) -> Tensor | None:
         """Bring v and s up to date; return ``‖v‖²_{G⁻¹}`` in float64 where the step needs it."""
-        total = torch.zeros((), dtype=scalar_dtype(mean_delta.device), device=mean_delta.device)
         norm_is_needed = self.adaptive or self.mirror_map is not None
-        damping = 1.0 if self.heavy_ball else 1 - self.beta1
+        if self._kernels is not None:
+            total = self._kernels.moments(mean_delta, self._v, self._s, self._s_correction)
+            return total if norm_is_needed else None
+        total = torch.zeros((), dtype=scalar_dtype(mean_delta.device), device=mean_delta.device)
         for delta, v, s in chunks(mean_delta, self._v, self._s):
-            if v is not None:
-                v.mul_(self.beta1).add_(delta, alpha=damping)
-            if s is not None and self._accumulate is not None:
-                self._accumulate(s, delta, self.beta2)
-            if norm_is_needed:
-                direction = delta if v is None else v
-                total += torch.dot(direction.to(total.dtype), self._precondition(direction, s).to(total.dtype))
+            total += self._moments(delta, v, s, self._s_correction)
         return total if norm_is_needed else None
+
+    def _moments(self, delta: Tensor, v: Tensor | None, s: Tensor | None, s_correction: float | Tensor) -> Tensor:
+        """Bring v and s up to date, for a part of the vectors; return its part of ``‖v‖²_{G⁻¹}``."""
+        if v is not None:
+            v.mul_(self.beta1).add_(delta, alpha=1.0 if self.heavy_ball else 1 - self.beta1)
+        if s is not None and self._accumulate is not None:
+            self._accumulate(s, delta, self.beta2)
+        direction = delta if v is None else v
+        dtype = scalar_dtype(delta.device)
+        return torch.dot(direction.to(dtype), self._precondition(direction, s, s_correction).to(dtype))
+
+    def _move(
+        self, w: Tensor, v: Tensor, s: Tensor | None, scale: float | Tensor, s_correction: float | Tensor
+    ) -> None:
+        """``w += η G⁻¹ v``, for a part of the vectors."""
+        step = self._precondition(v, s, s_correction)
+        w.add_(step * scale) if isinstance(scale, Tensor) else w.add_(step, alpha=scale)
 
     def _eta(self, squared_norm: Tensor | None, largest: float) -> float:
         if squared_norm is None:
@@ -225,13 +260,18 @@ class FedDuAServer(FederatedCallback):
     def _direction(self, mean_delta: Tensor) -> Tensor:
         return mean_delta if self._v is None else self._v
 
-    def _precondition(self, v: Tensor, s: Tensor | None) -> Tensor:
+    @property
+    def _s_correction(self) -> float:
+        """What √s is multiplied by."""
+        return 1.0 if self.preconditioner == "adagrad" else self._bias_correction(self.beta2) ** 0.5
+
+    def _precondition(self, v: Tensor, s: Tensor | None, s_correction: float | Tensor) -> Tensor:
         """``G⁻¹ v`` for one chunk; 0 where G is 0, be it by a coordinate that never moved or by underflow."""
         if s is None:
             return v
         scale = s.sqrt()
-        if self.bias_correction and self.preconditioner != "adagrad":
-            scale.mul_(self._bias_correction(self.beta2) ** 0.5)
+        if self.bias_correction:
+            scale.mul_(s_correction)
         if self.eps > 0:
             scale.add_(self.eps)
         else:

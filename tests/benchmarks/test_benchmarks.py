@@ -1,24 +1,110 @@
-"""A tiny run, so that the benchmark cannot rot: all variants compute the same."""
+"""A tiny run of each benchmark, so that none can rot; other frameworks are left out."""
 
+import os
+import socket
+import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
-from tests.benchmarks import __main__ as benchmark
+from tests.benchmarks import overhead, population, ranks, scaling
+from tests.benchmarks.report import Row, plot_ratios, ratio_table
+from tests.benchmarks.rounds import BARE, check, measure, variants
 from tests.benchmarks.tasks import TASKS
+from tests.benchmarks.variants import bare_loop
+from tests.benchmarks.work import Timing, Work
+
+LINEAR = replace(TASKS["linear"], clients_per_round=3, steps=2)
 
 
-@pytest.mark.parametrize("name", ["linear", "mlp"])
-def test_variants_agree_and_are_timed(name, monkeypatch):
-    monkeypatch.setitem(TASKS, name, replace(TASKS[name], clients_per_round=3, steps=2))
-    rows = benchmark.measure(name, repetitions=1, rounds=1)
-    assert [label for label, _ in rows] == list(benchmark.VARIANTS)
-    assert all(seconds > 0 for _, seconds in rows)
+@pytest.mark.parametrize("task", [LINEAR, replace(TASKS["mlp"], clients_per_round=3, steps=2)], ids=lambda t: t.name)
+def test_variants_agree_and_are_timed(task):
+    candidates = variants(threads=1)
+    rows = measure(task, candidates, repetitions=1, rounds=1)
+    assert [row.label for row in rows] == list(candidates)
+    assert all(row.seconds > 0 for row in rows)
 
 
-def test_a_variant_that_computes_something_else_is_refused(monkeypatch):
-    monkeypatch.setitem(TASKS, "linear", replace(TASKS["linear"], clients_per_round=2, steps=1))
-    monkeypatch.setitem(benchmark.VARIANTS, "wrong", lambda task, rounds: ([1.0], torch.ones(1000)))
+def test_bare_loop_against_the_equations():
+    work = LINEAR.work(rounds=1)
+    deltas = []
+    for client in work.rows[0]:
+        w = np.zeros((1000, 1))
+        for rows in client:
+            x, y = work.inputs[rows].astype(np.float64), work.targets[rows]
+            w -= work.lr * x.T @ (x @ w - y) / len(rows)
+        deltas.append(w[:, 0])
+    np.testing.assert_allclose(bare_loop(work).update, np.mean(deltas, axis=0), rtol=1e-4, atol=1e-8)
+
+
+def test_work_and_timing_pass_through_files(tmp_path, capsys):
+    work = LINEAR.work(rounds=2)
+    work.save(tmp_path / "work.npz")
+    loaded = Work.load(tmp_path / "work.npz")
+    assert (loaded.task, loaded.lr, loaded.rows.shape) == ("linear", 0.01, (2, 3, 2, 30))
+    np.testing.assert_array_equal(loaded.inputs, work.inputs)
+    Timing([0.5, 0.25], np.arange(3.0)).report(tmp_path / "update.npy")
+    received = Timing.received("a framework's own words" + capsys.readouterr().out, tmp_path / "update.npy")
+    assert received.seconds == [0.5, 0.25]
+    assert received.update.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("update", [np.ones(1000), np.full(1000, np.nan)], ids=["wrong", "nan"])
+def test_a_variant_that_computes_something_else_is_refused(update):
     with pytest.raises(SystemExit, match="`wrong` computes another update"):
-        benchmark.measure("linear", repetitions=1, rounds=1)
+        check(LINEAR.work(rounds=1), {"wrong": lambda work: Timing([1.0], update)})
+
+
+def _rank(rank, port, arguments):
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    sys.argv = ["ranks", *arguments]
+    ranks.main()
+
+
+def test_two_ranks_share_a_cohort(tmp_path, capfd):
+    def forked(work):
+        work.save(tmp_path / "work.npz")
+        files = [tmp_path / "work.npz", tmp_path / "update.npy"]
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        arguments = [*map(str, files), "--processes=2", "bare"]
+        torch.multiprocessing.start_processes(_rank, (port, arguments), nprocs=2, start_method="fork")
+        return Timing.received(capfd.readouterr().out, files[1])
+
+    check(LINEAR.work(rounds=1), {"two ranks": forked})
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_the_parts_of_a_round_make_up_the_whole(engine):
+    parts = overhead.parts_of_a_round(LINEAR, engine, rounds=2)
+    assert set(parts) == set(overhead.PARTS)
+    assert all(seconds > 0 for seconds in parts.values())
+
+
+def test_a_part_inside_another_counts_once(monkeypatch):
+    ticks = iter(range(100))
+    stopwatch = overhead.Stopwatch()
+    with monkeypatch.context() as patch:
+        patch.setattr(overhead.time, "perf_counter", lambda: next(ticks))
+        stopwatch._call("outer", lambda: stopwatch._call("inner", lambda: None))
+    assert stopwatch.rounds[0] == {"outer": 2, "inner": 1}
+
+
+def test_only_a_cohort_is_made_of_a_lazy_population():
+    found = population.run("mapping with ids", 10**6)
+    assert found["made"] == 1000
+    assert found["memory"] > 0
+
+
+def test_server_table_has_a_row_for_each_size():
+    assert scaling.server_table([10, 1000], repetitions=1).count("\n") == 3
+
+
+def test_ratios_are_to_the_first_row(tmp_path):
+    rows = [Row(BARE, 0.5), Row("FederatedLoop, sequential", 0.75)]
+    assert ratio_table(rows).endswith("| FederatedLoop, sequential | 0.7500 | 1.50 |")
+    plot_ratios({"linear": rows}, tmp_path / "ratios.png")
+    assert (tmp_path / "ratios.png").stat().st_size > 1000

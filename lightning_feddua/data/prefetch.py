@@ -1,0 +1,88 @@
+"""Minibatches that worker processes prepare while other clients train."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from lightning_feddua.data.client_data import ClientData
+from lightning_feddua.sampling import Purpose, seed_generators
+
+
+@dataclass(frozen=True)
+class BatchRequest:
+    """One minibatch of one client.
+
+    Args:
+        seed: the run's seed.
+        round: the round.
+        client: the client's place in the data module.
+        step: the number of the minibatch in the client's round.
+        epoch: the pass over the data that it belongs to.
+        positions: its samples.
+    """
+
+    seed: int
+    round: int
+    client: int
+    step: int
+    epoch: int
+    positions: np.ndarray
+
+
+class Prefetcher:
+    """Keeps worker processes for a whole run, and gives them the minibatches of a round to prepare in order.
+
+    What a dataset draws at random is seeded for each minibatch, so that neither the number of workers nor that of ranks
+    changes it.
+
+    Args:
+        client_data: a client's samples, by its place in the data module.
+        num_workers: the number of processes.
+    """
+
+    def __init__(self, client_data: Callable[[int], ClientData], num_workers: int) -> None:
+        self._requests = _Requests()
+        self._loader: DataLoader[Any] = DataLoader(
+            _Batches(client_data),
+            batch_size=None,
+            sampler=self._requests,
+            num_workers=num_workers,
+            collate_fn=_as_it_is,
+            persistent_workers=True,
+        )
+
+    def start(self, requests: Sequence[BatchRequest]) -> Iterator[tuple[BatchRequest, Any]]:
+        """The minibatches of a round, one by one; some are prepared ahead."""
+        self._requests.requests = requests
+        return zip(requests, iter(self._loader), strict=True)
+
+
+class _Requests(Sampler[BatchRequest]):
+    def __init__(self) -> None:
+        self.requests: Sequence[BatchRequest] = []
+
+    def __iter__(self) -> Iterator[BatchRequest]:
+        return iter(self.requests)
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+
+class _Batches(Dataset[Any]):
+    def __init__(self, client_data: Callable[[int], ClientData]) -> None:
+        self._client_data = client_data
+
+    def __getitem__(self, request: BatchRequest) -> Any:
+        index = request.client << 20 | request.step
+        seed_generators(request.seed, request.round, index, Purpose.DATA, torch.device("cpu"))
+        return self._client_data(request.client).batch(request.positions)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

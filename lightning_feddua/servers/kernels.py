@@ -1,0 +1,68 @@
+"""A server step as two compiled passes over the vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
+
+from lightning_feddua.parameters import scalar_dtype
+
+# How many coordinates compiled and eager passes are compared on, and how far they may differ, relatively.
+_SAMPLE = 1 << 16
+_TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
+
+
+class ServerKernels:
+    """The two passes, compiled for vectors of any length.
+
+    Args:
+        moments: brings v and s up to date and returns ``‖v‖²_{G⁻¹}``.
+        move: moves the weights.
+    """
+
+    def __init__(self, moments: Callable[..., Tensor], move: Callable[..., None]) -> None:
+        self._eager = moments, move
+        self._moments = torch.compile(moments, dynamic=True)
+        self._move = torch.compile(move, dynamic=True)
+
+    def moments(self, delta: Tensor, v: Tensor | None, s: Tensor | None, s_correction: float) -> Tensor:
+        """The first pass."""
+        return self._moments(delta, v, s, _number(s_correction, delta))
+
+    def move(self, w: Tensor, v: Tensor, s: Tensor | None, scale: float, s_correction: float) -> None:
+        """The second pass."""
+        self._move(w, v, s, _number(scale, w), _number(s_correction, w))
+
+    def are_right(self, weights: Tensor, delta: Tensor, v: Tensor | None, s: Tensor | None) -> bool:
+        """Whether they compute what the eager passes do, on copies of some coordinates; a warning says if not."""
+        results = []
+        try:
+            for moments, move in (self._eager, (self.moments, self.move)):
+                w, d = (x[:_SAMPLE].clone() for x in (weights, delta))
+                v_part, s_part = (None if x is None else x[:_SAMPLE].clone() for x in (v, s))
+                total = moments(d, v_part, s_part, 0.5)
+                move(w, d, s_part, 0.25, 0.5)
+                results.append([total, w, *(x for x in (v_part, s_part) if x is not None)])
+        except Exception as error:
+            reason = " ".join(str(error).split())[:200].rstrip(".")
+            rank_zero_warn(f"The server step is not compiled: {reason}. It runs eagerly.")
+            return False
+        tolerance = _TOLERANCE[weights.dtype]
+        if not all(_close(a, b, tolerance) for a, b in zip(*results, strict=True)):
+            rank_zero_warn(
+                "The server step is not compiled: the compiled one computes something else. It runs eagerly."
+            )
+            return False
+        return True
+
+
+def _number(value: float, like: Tensor) -> Tensor:
+    """A number that changes between rounds: as a Python float it would be compiled in."""
+    return torch.tensor(value, dtype=scalar_dtype(like.device), device=like.device)
+
+
+def _close(expected: Tensor, found: Tensor, tolerance: float) -> bool:
+    return bool((found - expected).norm() <= tolerance * expected.norm())

@@ -1,0 +1,89 @@
+"""How time and memory grow with clients a round, ranks, population and parameters."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from lightning_feddua import FedDuAdagrad, FedDuAdam, FedDuAServer, RoundUpdate
+from tests.benchmarks.outside import ROOT, environment, in_ranks
+from tests.benchmarks.population import KINDS
+from tests.benchmarks.report import markdown
+from tests.benchmarks.tasks import TASKS
+
+SERVERS: tuple[type[FedDuAServer], ...] = (FedDuAdagrad, FedDuAdam)
+
+
+def scaling_tables(rounds: int) -> Iterator[tuple[str, str]]:
+    """All tables with their titles, each when it is ready.
+
+    Args:
+        rounds: timed rounds of each entry.
+    """
+    yield "Clients a round and ranks, one thread each", cohort_table((1, 2), (10, 100, 1000), rounds)
+    yield "Population, cohorts of 1,000", population_table(KINDS, [10**k for k in range(2, 7)])
+    yield "Server step", server_table([10**k for k in range(3, 9)], repetitions=5)
+
+
+def cohort_table(ranks: Sequence[int], cohorts: Sequence[int], rounds: int) -> str:
+    """Seconds of a round, and milliseconds of each client in it."""
+    rows = []
+    for cohort in cohorts:
+        work = replace(TASKS["many"], clients_per_round=cohort).work(rounds + 1)
+        for count in ranks:
+            median = statistics.median(in_ranks("sequential", 1, count)(work).seconds[1:])
+            rows.append((count, cohort, f"{median:.4f}", f"{1000 * median / cohort:.3f}"))
+    return markdown(["ranks", "clients a round", "seconds a round", "ms a client"], rows)
+
+
+def population_table(kinds: Sequence[str], populations: Sequence[int]) -> str:
+    """Sampling, start-up, memory and the number of datasets made, each entry in a fresh process."""
+    rows = []
+    for kind in kinds:
+        for population in populations:
+            command = [sys.executable, "-m", "tests.benchmarks.population", kind, str(population)]
+            finished = subprocess.run(
+                command, cwd=ROOT, env=environment(threads=1), capture_output=True, text=True, check=True
+            )
+            found = json.loads(finished.stdout.strip().splitlines()[-1])
+            times = f"{1000 * found['sampling']:.2f}", f"{found['start']:.2f}"
+            rows.append((kind, f"{population:,}", *times, f"{found['memory']:.0f}", f"{found['made']:,}"))
+    return markdown(["clients", "population", "sampling (ms)", "start (s)", "peak memory (MB)", "datasets made"], rows)
+
+
+def server_table(sizes: Sequence[int], repetitions: int) -> str:
+    """Milliseconds of a server step, and its ratio to a copy of a vector of the same size."""
+    rows = []
+    for d in sizes:
+        weights, update = torch.randn(d), RoundUpdate(torch.randn(d), torch.ones(20, dtype=torch.float64))
+        target = torch.empty_like(weights)
+        copy = _median_seconds(lambda: target.copy_(weights), repetitions)  # noqa: B023 - called at once
+        cells = [f"{1000 * copy:.4f}"]
+        for rule in SERVERS:
+            server = rule()
+            step = _median_seconds(lambda: server.step(weights, update), repetitions)  # noqa: B023
+            cells += [f"{1000 * step:.3f}", f"{step / copy:.1f}"]
+        rows.append([f"{d:,}", *cells])
+    names = [column for rule in SERVERS for column in (f"{rule.__name__} (ms)", "in copies")]
+    return markdown(["d", "copy (ms)", *names], rows)
+
+
+def _median_seconds(function: Callable[[], object], repetitions: int) -> float:
+    """The median time of a call, after one that warms up; short ones are repeated for a millisecond or so."""
+    begin = time.perf_counter()
+    function()
+    calls = max(1, int(1e-3 / (time.perf_counter() - begin)))
+    times = []
+    for _ in range(repetitions):
+        begin = time.perf_counter()
+        for _ in range(calls):
+            function()
+        times.append((time.perf_counter() - begin) / calls)
+    return statistics.median(times)

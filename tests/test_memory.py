@@ -1,0 +1,64 @@
+"""The memory of a rank: a model as Trainer would hold it, and six vectors for the server."""
+
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import resource, sys, tempfile, torch
+from lightning import LightningModule
+from torch.utils.data import TensorDataset
+from lightning_feddua import FedDuAdam, FederatedDataModule, FederatedLoop
+
+D = 1 << 24
+
+class Large(LightningModule):
+    def __init__(self, size):
+        super().__init__()
+        self.table = torch.nn.Parameter(torch.zeros(size))
+
+    def training_step(self, batch, batch_idx):
+        # The gradient of a few entries, which takes no memory beside the gradient itself.
+        return (self.table[batch[0]] - batch[1]).square().mean()
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", self.training_step(batch, batch_idx))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+def fit(size, clients, cohort):
+    data = {str(i): TensorDataset(torch.randint(size, (4,)), torch.randn(4)) for i in range(clients)}
+    with tempfile.TemporaryDirectory() as folder:
+        loop = FederatedLoop(server=FedDuAdam(), max_rounds=3, clients_per_round=cohort, local_steps=2, out_dir=folder,
+                             engine="sequential", accelerator="cpu", enable_progress_bar=False)
+        loop.fit(Large(size), FederatedDataModule(data, val_dataset=data["0"], batch_size=4))
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+def bare():
+    model = Large(D)
+    optimizer = model.configure_optimizers()
+    for k in range(3):
+        optimizer.zero_grad()
+        model.training_step([torch.randint(D, (4,)), torch.randn(4)], k).backward()
+        optimizer.step()
+
+fit(1000, 3, 2)
+bare()
+before = peak()
+fit(D, clients=int(sys.argv[1]), cohort=int(sys.argv[2]))
+print((peak() - before) / (4 * D))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="peak memory is measured in other units elsewhere")
+@pytest.mark.parametrize(("clients", "cohort"), [(4, 2), (40, 20)])
+def test_a_rank_takes_six_vectors_besides_the_model(clients, cohort):
+    arguments = [sys.executable, "-c", SCRIPT, str(clients), str(cohort)]
+    run = subprocess.run(arguments, capture_output=True, text=True, timeout=300)
+    assert run.returncode == 0, run.stderr
+    # A megabyte of Python objects besides.
+    assert 5.5 < float(run.stdout.split()[-1]) < 6.05

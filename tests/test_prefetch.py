@@ -1,0 +1,75 @@
+import os
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from lightning_feddua import ClientError, ConfigurationError, FedAvg, FederatedDataModule, FederatedLoop
+from lightning_feddua.models import LinearRegression
+
+
+class OnDisk(Dataset):
+    """Samples that are computed when they are asked for, in a process that they name."""
+
+    def __init__(self, client, noise=0.0):
+        self.client, self.noise = client, noise
+
+    def __len__(self):
+        return 7 + self.client
+
+    def __getitem__(self, i):
+        if self.client == 3 and i == 2 and self.noise < 0:
+            raise OSError("the disk is gone")
+        x = torch.sin(torch.arange(4.0) * (i + 1) + self.client)
+        return x + self.noise * torch.randn(4), x.sum(dim=0, keepdim=True), os.getpid()
+
+
+class Recorded(LinearRegression):
+    """Notes in which processes its samples were made."""
+
+    def __init__(self):
+        super().__init__(4)
+        self.processes = set()
+
+    def training_step(self, batch, batch_idx):
+        self.processes.update(batch[2].tolist())
+        return super().training_step(batch[:2], batch_idx)
+
+
+def fit(tmp_path, num_workers, noise=0.0, **arguments):
+    torch.manual_seed(0)
+    module = Recorded()
+    clients = {str(i): OnDisk(i, noise) for i in range(4)}
+    loop = FederatedLoop(server=FedAvg(), max_rounds=3, clients_per_round=3, out_dir=tmp_path, accelerator="cpu",
+                         engine="sequential", enable_progress_bar=False, **{"local_steps": 5, **arguments})  # fmt: skip
+    loop.fit(module, FederatedDataModule(clients, batch_size=3, num_workers=num_workers))
+    return module.linear.weight.detach(), module.processes
+
+
+@pytest.mark.parametrize("work", [{"local_steps": 5}, {"local_steps": None, "local_epochs": 2}])
+def test_workers_prepare_the_same_minibatches_elsewhere(work, tmp_path):
+    weights, processes = fit(tmp_path, 0, **work)
+    prefetched, workers = fit(tmp_path, 2, **work)
+    assert processes == {os.getpid()}
+    # The same two for the whole run.
+    assert len(workers) == 2
+    assert os.getpid() not in workers
+    assert torch.equal(prefetched, weights)
+
+
+def test_random_samples_do_not_depend_on_the_number_of_workers(tmp_path):
+    one, _ = fit(tmp_path, 1, noise=1.0)
+    two, _ = fit(tmp_path, 2, noise=1.0)
+    assert torch.equal(one, two)
+
+
+def test_an_error_in_a_worker_names_the_client(tmp_path):
+    with pytest.raises(
+        ClientError, match=r"(?s)Client `3` failed in round \d during local training: .*the disk is gone"
+    ):
+        fit(tmp_path, 1, noise=-1.0)
+
+
+def test_a_negative_number_of_workers_is_refused():
+    with pytest.raises(ConfigurationError, match="num_workers=-1"):
+        FederatedDataModule({"a": OnDisk(0)}, num_workers=-1)
