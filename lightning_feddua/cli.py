@@ -6,7 +6,7 @@ import inspect
 import os
 import re
 import sys
-from argparse import ArgumentError
+from argparse import SUPPRESS, ArgumentError
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -142,8 +142,9 @@ def _add_fit(parser: ArgumentParser) -> None:
     parser.add_class_arguments(FederatedLoop, "loop", skip=LOOP_SKIPS, instantiate=False)
     parser.add_argument(
         "--ckpt_path",
-        type=str | None,
-        default=None,
+        type=str,
+        # What is not given is not printed by `--print_config` either: it is no part of a recipe.
+        default=SUPPRESS,
         help="a checkpoint to go on from; `last` for the newest run in `loop.out_dir` that has one",
     )
 
@@ -159,7 +160,7 @@ def _add_config(parser: ArgumentParser) -> None:
         "--config", action=ActionConfigFile, help="a recipe: a YAML file, or the name of a shipped recipe"
     )
     # Taken out of the command line before it is parsed; here for the help.
-    parser.add_argument("--preset", type=str | None, default=None, help="one of the recipe's presets")
+    parser.add_argument("--preset", type=str, default=SUPPRESS, help="one of the recipe's presets")
 
 
 def _describe_data(parser: ArgumentParser, config: Namespace) -> None:
@@ -183,7 +184,7 @@ def _default(section: str) -> dict[str, str]:
 
 
 def _fit(parser: ArgumentParser, config: Namespace) -> None:
-    ckpt_path = config.ckpt_path
+    ckpt_path = config.pop("ckpt_path", None)
     recipe = _dump(parser, config)
     # Before anything random is made: the model's initial weights belong to the run's seed.
     seed_everything(config.loop.seed % 2**32, verbose=False)
@@ -197,8 +198,8 @@ def _fit(parser: ArgumentParser, config: Namespace) -> None:
 
 def _dump(parser: ArgumentParser, config: Namespace) -> str:
     """The recipe with all defaults filled in."""
-    config.pop("preset")
-    config.pop("ckpt_path")
+    config.pop("preset", None)
+    config.pop("ckpt_path", None)
     return parser.dump(config, skip_none=False, skip_validation=True)
 
 

@@ -34,11 +34,23 @@ class ClientError(RuntimeError):
         client_id: the client.
         round: the round, from 0.
         stage: what the client was doing.
+        cause: the exception; or what else is wrong, and what to do, in words.
     """
 
-    def __init__(self, client_id: str, round: int, stage: str, cause: BaseException) -> None:
-        super().__init__(
-            f"Client `{client_id}` failed in round {round} during {stage}: {type(cause).__name__}: {cause}."
-            " The traceback above shows where."
-        )
+    def __init__(self, client_id: str, round: int, stage: str, cause: BaseException | str) -> None:
+        self.problem = cause if isinstance(cause, str) else f"{type(cause).__name__}: {cause}."
+        where = "" if isinstance(cause, str) else " The traceback above shows where."
+        super().__init__(f"Client `{client_id}` failed in round {round} during {stage}: {self.problem}{where}")
         self.client_id, self.round, self.stage = client_id, round, stage
+        self.__cause__ = None if isinstance(cause, str) else cause
+
+
+class RankError(RuntimeError):
+    """Another rank has failed, or does not answer."""
+
+
+class RemoteTraceback(Exception):
+    """The traceback of an exception in another process, as text."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"

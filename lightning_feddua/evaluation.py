@@ -14,12 +14,13 @@ from lightning.fabric import Fabric
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torchmetrics import Metric
 
+from lightning_feddua.collectives import gather_objects
 from lightning_feddua.data.batch_transfer import BatchTransfer
 from lightning_feddua.data.client_data import ClientData
 from lightning_feddua.errors import ConfigurationError
 from lightning_feddua.log_capture import LogCapture, local_metrics
 from lightning_feddua.sampling import Purpose, seed_generators
-from lightning_feddua.table import Columns, Row, Table, exchange, gather_objects, means
+from lightning_feddua.table import Columns, Row, Table, exchange, means
 from lightning_feddua.trainer_view import TrainerView
 
 Stage = Literal["validation", "test"]

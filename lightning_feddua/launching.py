@@ -5,6 +5,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,21 @@ from lightning.fabric.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.multiprocessing import ProcessExitedException
 
+from lightning_feddua.collectives import uses_store_of_torchrun
 from lightning_feddua.errors import ConfigurationError
 from lightning_feddua.preemption import EXIT_CODE, forwarded_sigterm
 
 
 def make_fabric(
-    *, accelerator: Any, strategy: Any, devices: Any, num_nodes: int, precision: Any, callbacks: Any, loggers: Any
+    *,
+    accelerator: Any,
+    strategy: Any,
+    devices: Any,
+    num_nodes: int,
+    precision: Any,
+    timeout: float,
+    callbacks: Any,
+    loggers: Any,
 ) -> Fabric:
     """A Fabric whose ranks are those of torchrun where torchrun started this process.
 
@@ -48,7 +58,33 @@ def make_fabric(
             f"The strategy `{type(fabric.strategy).__name__}` splits one model over ranks.",
             "Use `auto` or `ddp`: here each rank trains whole clients.",
         )
+    if isinstance(fabric.strategy, DDPStrategy):
+        # Of the process group, which is made when Fabric is launched.
+        fabric.strategy._timeout = timedelta(seconds=timeout)
     return fabric
+
+
+def launch(fabric: Fabric) -> None:
+    """Launch Fabric; also after a restart by torchrun.
+
+    torchrun keeps the store of the processes that it has ended, with their addresses in it. A rank that reads one of
+    these before the new one is there cannot connect, so each attempt gets keys of its own.
+    """
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    strategy = fabric.strategy
+    if attempt != "0" and uses_store_of_torchrun() and isinstance(strategy, DDPStrategy):
+        world_size, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
+        address, port, timeout = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), strategy._timeout
+        assert timeout is not None
+        store = torch.distributed.TCPStore(address, port, world_size, is_master=False, timeout=timeout)
+        torch.distributed.init_process_group(
+            strategy._get_process_group_backend(),
+            store=torch.distributed.PrefixStore(f"attempt_{attempt}", store),
+            rank=rank,
+            world_size=world_size,
+            timeout=timeout,
+        )
+    fabric.launch()
 
 
 def on_rank_zero(fabric: Fabric, function: Callable[..., Any], *arguments: Any) -> Any:

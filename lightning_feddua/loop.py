@@ -22,9 +22,10 @@ from torch.utils.data import Dataset
 from lightning_feddua.callbacks import CSVLog, FederatedCallback, ProgressBar, RunInfo
 from lightning_feddua.checkpoints import Found, find_checkpoint, identity, replay, restore
 from lightning_feddua.clients.engine import Client, Engine, GlobalState, LocalWork
+from lightning_feddua.clients.faults import ClientFaults
 from lightning_feddua.clients.gradients import ExtraGradients
 from lightning_feddua.clients.local_training import LocalTraining
-from lightning_feddua.clients.requirements import check_algorithm
+from lightning_feddua.clients.requirements import check_algorithm, check_unequal
 from lightning_feddua.clients.selection import choose_engine, known_engine
 from lightning_feddua.clients.sequential import SequentialEngine
 from lightning_feddua.clients.states import ClientStates
@@ -32,9 +33,9 @@ from lightning_feddua.clients.vectorized import VectorizedEngine
 from lightning_feddua.data.module import FederatedDataModule
 from lightning_feddua.evaluation import Stage
 from lightning_feddua.federation import Federation
-from lightning_feddua.launching import exit_code, leave_process_group, make_fabric, run_in_processes
+from lightning_feddua.launching import exit_code, launch, leave_process_group, make_fabric, run_in_processes
 from lightning_feddua.preemption import Preemption
-from lightning_feddua.reduction import Reduction, mean_vector
+from lightning_feddua.reduction import Reduction, RoundUpdate, mean_vector
 from lightning_feddua.run_dir import open_run_dir
 from lightning_feddua.sampling import Purpose, deal_lanes, generator, sample_cohort
 from lightning_feddua.servers import FedDuAdagrad, FedDuAServer
@@ -51,6 +52,7 @@ from lightning_feddua.settings import (
 ENGINES = ("auto", "sequential", "vectorized")
 CLIENT_WEIGHTS = ("uniform", "samples")
 CLIENT_STATES = ("memory", "disk")
+CLIENT_ERRORS = ("raise", "skip")
 # From how many parameters on a compiled server step pays.
 COMPILED_SERVER_SIZE = 1 << 20
 # Prefix of the metrics of w_{t+1}, where the plain names are those of the averaged iterate.
@@ -84,6 +86,11 @@ class FederatedLoop:
         lanes: into how many sums, added in a fixed order, the clients' updates go, so that with the sequential engine
             any number of ranks up to it gives the same bits. None adds in whatever order is fastest, in less memory.
         client_states: where the vectors are that an algorithm keeps for each client: ``"memory"`` or ``"disk"``.
+        on_client_error: what becomes of a client that raises an exception, or whose update is not finite: ``"raise"``
+            ends the run, on all ranks, with a :class:`ClientError`; ``"skip"`` warns, and leaves it out of the round.
+            After three rounds in a row in which all clients failed the run ends in any case.
+        max_update_norm: the largest norm of a client's update, to which longer ones are clipped, in the mean and in
+            FedDuA's norms alike; None for no clipping.
         validate_every: validate after every so many rounds and after the last; 0 for never.
         checkpoint_every: save the run after every so many rounds and after the last; None for never. A
             :class:`~lightning_feddua.callbacks.Checkpoint` among the callbacks can also keep the best rounds.
@@ -94,6 +101,8 @@ class FederatedLoop:
         devices: as in Fabric; under torchrun, the processes it started.
         num_nodes: as in Fabric.
         precision: as in Fabric.
+        timeout: seconds that ranks wait for each other in an exchange, the longest difference in their local training
+            included. Then an error names those that are missing.
         callbacks: a callback or a list of them.
         loggers: Fabric or Lightning loggers; ``metrics.csv`` is written in any case.
         enable_progress_bar: whether to print a header and the progress.
@@ -125,6 +134,8 @@ class FederatedLoop:
         channels_last: bool = False,
         lanes: int | None = 8,
         client_states: Literal["memory", "disk"] = "memory",
+        on_client_error: Literal["raise", "skip"] = "raise",
+        max_update_norm: float | None = None,
         validate_every: int = 1,
         checkpoint_every: int | None = None,
         out_dir: str | Path = "runs",
@@ -134,6 +145,7 @@ class FederatedLoop:
         devices: int | list[int] | str = "auto",
         num_nodes: int = 1,
         precision: str = "32-true",
+        timeout: float = 1800.0,
         callbacks: FederatedCallback | Sequence[FederatedCallback] | None = None,
         loggers: Logger | list[Logger] | None = None,
         enable_progress_bar: bool = True,
@@ -142,11 +154,14 @@ class FederatedLoop:
         check_positive("gradient_clip_val", gradient_clip_val)
         check_positive("local_lr_decay", local_lr_decay)
         check_positive("lanes", lanes)
+        check_positive("max_update_norm", max_update_norm)
+        check_positive("timeout", timeout)
         check_instance("server", server, FedDuAServer)
         check_instance("client", client, LocalTraining)
         check_choice("engine", engine, ENGINES)
         check_choice("client_weights", client_weights, CLIENT_WEIGHTS)
         check_choice("client_states", client_states, CLIENT_STATES)
+        check_choice("on_client_error", on_client_error, CLIENT_ERRORS)
         self.server = server if server is not None else FedDuAdagrad()
         self.client = client if client is not None else LocalTraining()
         self.client.check_server(self.server)
@@ -161,6 +176,8 @@ class FederatedLoop:
         self.channels_last = channels_last
         self.lanes = lanes
         self.client_states = client_states
+        self.on_client_error = on_client_error
+        self.max_update_norm = max_update_norm
         self.validate_every = validate_every
         self.out_dir = Path(out_dir)
         self.seed = seed
@@ -178,6 +195,7 @@ class FederatedLoop:
             devices=devices,
             num_nodes=num_nodes,
             precision=precision,
+            timeout=timeout,
             callbacks=self.callbacks,
             loggers=loggers,
         )
@@ -266,6 +284,8 @@ class FederatedLoop:
         federation.view.gradient_clip_val = self.gradient_clip_val
         federation.configure_optimizers(work)
         check_algorithm(self.client, federation, self.cohort_size, self.local_steps, self.engine)
+        if self.on_client_error == "skip" or self.max_update_norm is not None:
+            check_unequal(self.client)
         self.weights = federation.global_weights()
         # (w_{t+1} + w_t)/2, which is evaluated where the step is adaptive.
         self.average = self.weights.clone() if self.server.adaptive else None
@@ -290,11 +310,10 @@ class FederatedLoop:
         self._lanes = None if name == "vectorized" or self.lanes is None else max(self.lanes, self.fabric.world_size)
         extra = self.client.extra_vectors
         self._reduction = Reduction(self.fabric, size, dtype, federation.buffers, extra, self._lanes)
-        self._engine: Engine = (
-            VectorizedEngine(federation, self.client, self.states, self.compile)
-            if name == "vectorized"
-            else SequentialEngine(federation, self.client, self.states)
-        )
+        self._faults = ClientFaults(self.fabric, self.on_client_error, self.max_update_norm)
+        self._engine: Engine = SequentialEngine(federation, self.client, self.states)
+        if name == "vectorized":
+            self._engine = VectorizedEngine(federation, self.client, self.states, self.compile, self._engine)
         if federation.datamodule.val_dataset is not None and not is_overridden("validation_step", federation.module):
             rank_zero_warn(
                 f"There is validation data, but `{type(federation.module).__name__}` does not define `validation_step`."
@@ -309,7 +328,8 @@ class FederatedLoop:
             return engine, engine
         cohort = sample_cohort(self.seed, 0, len(self._federation.client_ids), self.cohort_size)
         clients, state = self._own_clients(cohort, self._deal(cohort, self._work)), self._global_state(0, self._work)
-        self._begin_round(clients, state)
+        # What fails here fails again in the first round.
+        self._begin_round(clients, state, ClientFaults(self.fabric, "raise"))
         return choose_engine(engine, self._federation, self.client, clients, state)
 
     def _start_logs(self) -> None:
@@ -334,23 +354,16 @@ class FederatedLoop:
         hands = self._deal(cohort, work)
         self.states.move([[cohort[position] for position, _ in hand] for hand in hands])
         clients, state = self._own_clients(cohort, hands), self._global_state(round, work)
-        self._begin_round(clients, state)
+        self._faults.start()
+        self._begin_round(clients, state, self._faults)
         self._reduction.start(len(cohort))
-        global_floats = federation.buffers.global_floats(self.weights.dtype)
-        for client_update in self._engine.run(clients, state, self._notify):
-            self._reduction.add(client_update, global_floats)
-            if not self._frozen_checked:
-                federation.check_frozen()
-                self._frozen_checked = True
-        update = self._reduction.all_reduce(stop=self._preemption.requested)
-
-        if self.average is not None:
-            self.average.copy_(self.weights)
-        self._call("on_aggregate_end", update=update)
-        self.client.aggregate(self.weights, update, self.eta_g)
-        if self.average is not None:
-            self.average.lerp_(self.weights, 0.5)
-        federation.buffers.update(update.float_buffers, update.float_changed, update.integer_buffers)
+        with self._faults.held():
+            self._train(self._faults.remaining(clients), state)
+        update = self._reduction.all_reduce(self._preemption.requested, self._faults.error is not None)
+        self._faults.check(
+            self._reduction.failed, update.squared_norms, lambda i: str(federation.client_ids[cohort[i]]), state
+        )
+        self._apply(update)
 
         if not math.isfinite(self.eta_g) or not all(map(math.isfinite, update.metrics.values())):
             rank_zero_warn(
@@ -364,6 +377,8 @@ class FederatedLoop:
             "heterogeneity": update.heterogeneity(),
             **update.metrics,
         }
+        if self.on_client_error == "skip":
+            row["skipped_clients"] = len(cohort) - row["clients"]
         if self.validate_every and ((round + 1) % self.validate_every == 0 or round + 1 == self.max_rounds):
             row.update(self._validate())
         federation.restore(self.weights)
@@ -375,6 +390,32 @@ class FederatedLoop:
         alone = self.fabric.world_size == 1 and self._preemption.requested
         self.stopping = self._reduction.stop or alone
         self._call("on_round_end", round=round)
+        self._faults.check_history(self.history)
+
+    def _train(self, clients: list[Client], state: GlobalState) -> None:
+        """Train this rank's clients, and add up those that count."""
+        global_floats = self._federation.buffers.global_floats(self.weights.dtype)
+        results = self._engine.run(clients, state, self._notify)
+        for update in self._faults.accepted(results, state, global_floats):
+            self._reduction.add(update, global_floats)
+            if update.kept is not None:
+                self.states.put(update.client.index, update.kept)
+            if not self._frozen_checked:
+                self._federation.check_frozen()
+                self._frozen_checked = True
+
+    def _apply(self, update: RoundUpdate) -> None:
+        """Let the server and the algorithm step; without a client nothing moves."""
+        if len(update.squared_norms) == 0:
+            self.eta_g = 0.0
+            return
+        if self.average is not None:
+            self.average.copy_(self.weights)
+        self._call("on_aggregate_end", update=update)
+        self.client.aggregate(self.weights, update, self.eta_g)
+        if self.average is not None:
+            self.average.lerp_(self.weights, 0.5)
+        self._federation.buffers.update(update.float_buffers, update.float_changed, update.integer_buffers)
 
     def _round_work(self, round: int) -> LocalWork:
         """How much clients do in a round; an algorithm may draw it."""
@@ -405,14 +446,13 @@ class FederatedLoop:
     def _global_state(self, round: int, work: LocalWork) -> GlobalState:
         return GlobalState(round, self.seed, self.weights, work, self.local_lr_decay**round)
 
-    def _begin_round(self, clients: list[Client], state: GlobalState) -> None:
+    def _begin_round(self, clients: list[Client], state: GlobalState, faults: ClientFaults) -> None:
         """Tell the algorithm what it wants to know before the local steps. A collective where it asks for a mean."""
         federation = self._federation
         federation.optimizers.reset(state.lr_factor)
         mean_gradient = None
         if self.client.needs_mean_gradient:
-            gradients = ExtraGradients(federation)
-            vectors = ((gradients.of_client(client, state), client.weight, client.lane) for client in clients)
+            vectors = faults.gradients(clients, state, ExtraGradients(federation).of_client)
             mean_gradient = mean_vector(self.fabric, vectors, like=self.weights, lanes=self._lanes)
         self.client.begin_round(federation.optimizers.lr, mean_gradient)
 
@@ -470,7 +510,7 @@ class FederatedLoop:
             self.history, self.run_dir = results["history"], Path(results["run_dir"])
             return results["returned"]
         if not self._launched:
-            self.fabric.launch()
+            launch(self.fabric)
             self._launched = True
             atexit.register(leave_process_group)
         result = function(model, *arguments)

@@ -177,17 +177,31 @@ def import_class(class_path: str) -> Any:
 
 def check_arguments(section: str, cls: type, arguments: Iterable[str]) -> None:
     """One clear error for an argument that a class does not take."""
-    parameters = inspect.signature(cls).parameters
+    try:
+        parameters = inspect.signature(cls).parameters
+    except ValueError:
+        # Of a class that is not written in Python nothing is known.
+        return
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
     allowed = [name for name in parameters if section != "loop" or name not in LOOP_SKIPS]
     _check_names(f"`{section}`, a `{cls.__name__}`,", arguments, allowed, "argument")
     if isinstance(arguments, Mapping):
         for name, value in arguments.items():
+            if value is None and not _may_be_none(parameters[name]):
+                raise ConfigurationError(
+                    f"`{section}.{name}` cannot be null.", "Leave it out for its default, or give a value."
+                )
             if isinstance(value, Mapping) and isinstance(value.get("class_path"), str):
                 inner = import_class(value["class_path"])
                 if isinstance(inner, type):
                     check_arguments(f"{section}.{name}", inner, value.get("init_args") or {})
+
+
+def _may_be_none(parameter: inspect.Parameter) -> bool:
+    kind = parameter.annotation if isinstance(parameter.annotation, str) else repr(parameter.annotation)
+    unknown = parameter.annotation is inspect.Parameter.empty
+    return unknown or parameter.default is None or any(word in kind for word in ("None", "Optional", "Any"))
 
 
 def _check_names(owner: str, given: Iterable[str], allowed: list[str], kind: str) -> None:

@@ -9,8 +9,9 @@ from lightning.fabric import Fabric
 from torch import Tensor
 
 from lightning_feddua.clients.engine import ClientUpdate
+from lightning_feddua.collectives import all_reduce_sum
 from lightning_feddua.parameters import ModuleBuffers, scalar_dtype, squared_norm
-from lightning_feddua.table import Table, all_reduce_sum, means, pack, packed_size, unpack
+from lightning_feddua.table import Table, means, pack, packed_size, unpack
 
 # The table's column of ‖Δ_i‖²; no metric can have this name.
 _SQUARED_NORM = "‖Δ‖²"
@@ -109,7 +110,7 @@ class Reduction:
 
     The buffer holds, for each lane, the weighted sum of the updates, the sums of the vectors that clients send along,
     and the sums of float buffers and how many clients changed them; then a slot for each rank's integer buffers; the
-    table of the clients' squared norms and metrics; how many ranks want to stop.
+    table of the clients' squared norms and metrics; how many ranks want to stop, and how many have failed.
 
     Args:
         fabric: for the collective.
@@ -136,7 +137,7 @@ class Reduction:
         self._lanes = LaneSums(lanes, fabric.world_size)
         self._table = Table(fabric, [_SQUARED_NORM])
         self._buffer = torch.zeros(0, dtype=dtype, device=fabric.device)
-        self.stop = False
+        self.stop = self.failed = False
 
     def start(self, cohort_size: int) -> None:
         """Begin a round: all sums at zero."""
@@ -146,7 +147,7 @@ class Reduction:
         # Of one lane: updates, extra vectors, float buffers and their counts.
         self._parts = [self._size] * (1 + len(self._extra_names)) + [self._buffers.float_count] * 2
         sums = self._lanes.windows * sum(self._parts)
-        sizes = [sums, math.prod(slots), self._table.size(cohort_size, dtype), 1]
+        sizes = [sums, math.prod(slots), self._table.size(cohort_size, dtype), 2]
         if self._buffer.numel() == sum(sizes):
             self._buffer.zero_()
         else:
@@ -182,7 +183,7 @@ class Reduction:
             known = self._integer_maximum
             self._integer_maximum = update.integers if known is None else torch.maximum(known, update.integers)
 
-    def all_reduce(self, stop: bool = False) -> RoundUpdate:
+    def all_reduce(self, stop: bool = False, failed: bool = False) -> RoundUpdate:
         """Complete the sums over all ranks. Every rank calls this once a round, with or without a client.
 
         The mean update and the extra vectors are windows on the buffer: they hold until the next round starts.
@@ -190,14 +191,15 @@ class Reduction:
         Args:
             stop: whether this rank wants the run to end after this round. ``self.stop`` then says, on every rank, that
                 one of them does.
+            failed: whether it has an error to raise; likewise ``self.failed``.
         """
-        self._votes.fill_(stop)
+        self._votes.copy_(self._votes.new_tensor([stop, failed]))
         self._table.write(self._rows)
         if self._integer_maximum is not None:
             slot = torch.nn.functional.pad(self._integer_maximum, (0, 1), value=1)
             self._integer_slots[self._fabric.global_rank] = pack(slot, self._buffer.dtype)
         all_reduce_sum(self._fabric, self._buffer)
-        self.stop = self._votes.item() > 0
+        self.stop, self.failed = (self._votes > 0).tolist()
 
         columns = self._table.read(self._rows)
         norms, weights = columns.pop(_SQUARED_NORM)
@@ -239,4 +241,5 @@ def mean_vector(
         window[-1] += weight
     all_reduce_sum(fabric, buffer)
     total = sums.total()
-    return total[:-1].div_(total[-1])
+    # Zero where nobody has one.
+    return total[:-1].div_(total[-1].clamp(min=torch.finfo(total.dtype).tiny))

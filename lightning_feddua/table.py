@@ -8,6 +8,7 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
+from lightning_feddua.collectives import all_reduce_sum, gather_objects
 from lightning_feddua.parameters import scalar_dtype
 
 # What one row holds: name -> (value, weight of this row in the mean of the name).
@@ -117,21 +118,6 @@ def exchange(fabric: Fabric, table: Table, rows: Mapping[int, Row], count: int) 
     table.write(window)
     all_reduce_sum(fabric, window)
     return table.read(window)
-
-
-def all_reduce_sum(fabric: Fabric, tensor: Tensor) -> None:
-    """Sum a tensor over ranks, in place. Fabric's own would add a barrier to each."""
-    if fabric.world_size > 1:
-        torch.distributed.all_reduce(tensor)
-
-
-def gather_objects(fabric: Fabric, value: Any) -> list[Any]:
-    """The value of each rank, in rank order, on every rank."""
-    if fabric.world_size == 1:
-        return [value]
-    gathered: list[Any] = [None] * fabric.world_size
-    torch.distributed.all_gather_object(gathered, value)
-    return gathered
 
 
 def packed_size(dtype: torch.dtype) -> int:

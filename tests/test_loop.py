@@ -488,7 +488,7 @@ def test_divergence_is_said(make_loop):
     data = {"a": TensorDataset(torch.full((1, 1), 1e20), torch.zeros(1, 1))}
     model = LinearRegression(dim=1, lr=1.0)
     torch.nn.init.ones_(model.linear.weight)
-    with pytest.warns(UserWarning, match="is not finite"):
+    with pytest.raises(ClientError, match="Client `a` failed in round 0 during local training: its update is not fin"):
         make_loop(server=FedAvg(), max_rounds=1, local_steps=3).fit(model, data)
 
 

@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from lightning_feddua.__about__ import __version__
 from lightning_feddua.callbacks.base import FederatedCallback
-from lightning_feddua.table import gather_objects
+from lightning_feddua.collectives import gather_objects
 
 if TYPE_CHECKING:
     from lightning_feddua.loop import FederatedLoop

@@ -88,6 +88,7 @@ def _settings(loop: FederatedLoop) -> dict[str, Any]:
         "client_weights": loop.client_weights,
         "gradient_clip_val": loop.gradient_clip_val,
         "local_lr_decay": loop.local_lr_decay,
+        "max_update_norm": loop.max_update_norm,
         "lanes": loop.lanes,
         "precision": loop.fabric.strategy.precision.precision,
     }

@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from lightning_feddua.data.client_data import ClientData, minibatches
+from lightning_feddua.errors import ClientError
 from lightning_feddua.sampling import Purpose, generator
 
 
@@ -88,6 +89,7 @@ class ClientUpdate:
         floats: its float buffers, flat, or None.
         integers: its integer buffers, flat, or None.
         extra_vectors: what its algorithm sends along.
+        kept: the vectors that it keeps for its next round, or None.
     """
 
     client: Client
@@ -96,6 +98,7 @@ class ClientUpdate:
     floats: Tensor | None = None
     integers: Tensor | None = None
     extra_vectors: dict[str, Tensor] = field(default_factory=dict)
+    kept: Tensor | None = None
 
 
 def positions_of(client: Client, state: GlobalState) -> Iterator[tuple[int, np.ndarray]]:
@@ -114,6 +117,6 @@ class Engine(Protocol):
 
     name: str
 
-    def run(self, clients: list[Client], state: GlobalState, notify: Notify) -> Iterator[ClientUpdate]:
-        """Train clients from the same global state, and give their updates one by one."""
+    def run(self, clients: list[Client], state: GlobalState, notify: Notify) -> Iterator[ClientUpdate | ClientError]:
+        """Train clients from the same global state, and give their updates one by one; an error for one that fails."""
         ...

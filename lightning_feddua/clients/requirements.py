@@ -51,6 +51,16 @@ def check_algorithm(
         )
 
 
+def check_unequal(algorithm: LocalTraining) -> None:
+    """One clear error for an algorithm that needs each client's update, whole, in each round."""
+    if algorithm.needs_all_clients:
+        raise ConfigurationError(
+            f"`{type(algorithm).__name__}` needs all clients as they are in each round, and clients that fail would be"
+            " left out or long updates clipped.",
+            'Use `on_client_error="raise"` and `max_update_norm=None`.',
+        )
+
+
 def _varying_lr(federation: Federation) -> str | None:
     """Why a local step is not the gradient times one constant, as part of a sentence; None if it is."""
     optimizers = federation.optimizers

@@ -50,14 +50,9 @@ class LocalRounds:
         self._algorithm.start(local)
         return local
 
-    def finish(self, clients: list[Client], deltas: Tensor, local: LocalRound) -> list[dict[str, Tensor]]:
-        """Keep what the clients keep, and return what each sends along. Deltas may be changed in place."""
+    def finish(self, deltas: Tensor, local: LocalRound) -> tuple[dict[str, Tensor], Tensor | None]:
+        """What clients send along, and what they keep; of a stack, a row each. Deltas may be changed in place."""
         extra = self._algorithm.finish(deltas, local)
-        stacked = deltas.dim() == 2
-        if self._states.names:
-            kept = torch.stack([local.state[name] for name in self._states.names], dim=-2)
-            for client, vectors in zip(clients, kept if stacked else [kept], strict=True):
-                self._states.put(client.index, vectors)
-        if not stacked:
-            return [extra]
-        return [{name: vectors[i] for name, vectors in extra.items()} for i in range(len(clients))]
+        if not self._states.names:
+            return extra, None
+        return extra, torch.stack([local.state[name] for name in self._states.names], dim=-2)

@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.optim import Optimizer
+from torchmetrics import Metric
 
 from lightning_feddua.clients.engine import Client, ClientUpdate, GlobalState, Notify, positions_of
 from lightning_feddua.clients.gradients import ExtraGradients
@@ -58,12 +59,13 @@ class SequentialEngine:
         self._optimizers = federation.optimizers
         self._overridden = {name for name in TRAINING_HOOKS if is_overridden(name, module)}
 
-    def run(self, clients: list[Client], state: GlobalState, notify: Notify) -> Iterator[ClientUpdate]:
+    def run(self, clients: list[Client], state: GlobalState, notify: Notify) -> Iterator[ClientUpdate | ClientError]:
         """Train clients one after another. An update's memory is the module's own, and is used again by the next."""
         federation = self._federation
         self._start_prefetching(clients, state)
         for client in clients:
             notify("start", client)
+            self._stage = "local training"
             try:
                 full_gradients = self._rounds.full_gradients([client], state)
                 federation.restore(state.weights)
@@ -72,13 +74,23 @@ class SequentialEngine:
                 seed_generators(state.seed, state.round, client.index, Purpose.LOCAL_STEPS, federation.fabric.device)
                 metrics = self._train(client, state)
             except Exception as exception:
-                raise ClientError(client.name, state.round, "local training", exception) from exception
+                self._clean_up()
+                yield ClientError(client.name, state.round, self._stage, exception)
+                continue
             notify("end", client)
             delta = federation.parameters.take_delta(state.weights)
             floats = federation.buffers.floats(state.weights.dtype)
-            extra = self._rounds.finish([client], delta, self._local)[0]
-            yield ClientUpdate(client, delta, metrics, floats, federation.buffers.integers(), extra)
+            extra, kept = self._rounds.finish(delta, self._local)
+            yield ClientUpdate(client, delta, metrics, floats, federation.buffers.integers(), extra, kept)
             federation.parameters.drop_gradients()
+
+    def _clean_up(self) -> None:
+        """Leave nothing of a client that has failed to the next."""
+        self._view.stop_client()
+        self._federation.parameters.drop_gradients()
+        for metric in self._module.modules():
+            if isinstance(metric, Metric):
+                metric.reset()
 
     def _start_prefetching(self, clients: list[Client], state: GlobalState) -> None:
         """Let worker processes, if there are any, begin with the minibatches of this round."""
@@ -109,7 +121,7 @@ class SequentialEngine:
         with capture.attached(self._module), local_metrics(self._module):
             self._hook("on_train_start")
             epoch, batch_idx, skipping = -1, 0, False
-            for new_epoch, batch in self._batches(client, state):
+            for new_epoch, batch in self._read(self._batches(client, state)):
                 if new_epoch != epoch:
                     if epoch >= 0:
                         self._end_epoch()
@@ -144,6 +156,16 @@ class SequentialEngine:
                 whole = self._transfer(data.batch(np.arange(len(data))))
                 versions = tensor_versions(whole)
             yield epoch, list(whole)
+
+    def _read(self, batches: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+        """Pass batches on, and know where an exception comes from."""
+        while True:
+            self._stage = "the reading of its data"
+            drawn = next(batches, None)
+            self._stage = "local training"
+            if drawn is None:
+                return
+            yield drawn
 
     def _step(self, batch: Any, batch_idx: int) -> int:
         module, view = self._module, self._view

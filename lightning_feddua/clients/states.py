@@ -91,8 +91,9 @@ class ClientStates:
             if work is not None:
                 work.wait()
         for client, _ in sent:
-            row = self._rows.pop(client)
-            if self._file is not None:
+            # A client that failed whenever it took part has none.
+            row = self._rows.pop(client, None)
+            if self._file is not None and row is not None:
                 self._file.free_row(row)
         for client, vectors in arrivals:
             self.put(client, vectors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from lightning_feddua.clients.compiled import CompiledSteps
-from lightning_feddua.clients.engine import Client, ClientUpdate, GlobalState, Notify, positions_of
+from lightning_feddua.clients.engine import Client, ClientUpdate, Engine, GlobalState, Notify, positions_of
 from lightning_feddua.clients.local_training import LocalRound, LocalTraining
 from lightning_feddua.clients.rounds import LocalRounds
 from lightning_feddua.clients.stack import ClientStack
@@ -51,15 +52,22 @@ class VectorizedEngine:
         algorithm: what clients do.
         states: what they keep.
         compile: whether to compile the local steps of a stack into one function.
+        one_by_one: trains the clients of a stack whose steps have failed; without it the first client has the error.
     """
 
     name = "vectorized"
 
     def __init__(
-        self, federation: Federation, algorithm: LocalTraining, states: ClientStates, compile: bool = False
+        self,
+        federation: Federation,
+        algorithm: LocalTraining,
+        states: ClientStates,
+        compile: bool = False,
+        one_by_one: Engine | None = None,
     ) -> None:
         self._federation = federation
         self._algorithm = algorithm
+        self._one_by_one = one_by_one
         self._rounds = LocalRounds(federation, algorithm, states)
         self._module = federation.module
         self._view = federation.view
@@ -93,8 +101,11 @@ class VectorizedEngine:
             return "gradients are scaled in 16-mixed precision"
         return None
 
-    def run(self, clients: list[Client], state: GlobalState, notify: Notify) -> Iterator[ClientUpdate]:
-        """Train clients in chunks of equal shapes. `notify` hears of all of a chunk before and after its steps."""
+    def run(self, clients: list[Client], state: GlobalState, notify: Notify) -> Iterator[ClientUpdate | ClientError]:
+        """Train clients in chunks of equal shapes. `notify` hears of all of a chunk before and after its steps.
+
+        In a chunk that fails, nobody knows by whose fault: its clients are trained again one by one, which finds out.
+        """
         self._work = state.work
         for group in self._groups(clients):
             for start in range(0, len(group), self._chunk):
@@ -104,8 +115,18 @@ class VectorizedEngine:
                 try:
                     metrics, local = self._train(chunk, state)
                 except Exception as exception:
-                    names = f"{chunk[0].name}` to `{chunk[-1].name}" if len(chunk) > 1 else chunk[0].name
-                    raise ClientError(names, state.round, "local training", exception) from exception
+                    self._view.stop_client()
+                    if self._one_by_one is None:
+                        yield ClientError(chunk[0].name, state.round, "local training", exception)
+                        continue
+                    warnings.warn(
+                        f"Round {state.round}: the vectorized steps of {len(chunk)} clients failed with"
+                        f" {type(exception).__name__}: {exception}. These clients are trained one by one.",
+                        stacklevel=2,
+                    )
+                    self.release()
+                    yield from self._one_by_one.run(chunk, state, lambda moment, client: None)
+                    continue
                 for client in chunk:
                     notify("end", client)
                 yield from self._updates(chunk, state, metrics, local)
@@ -194,7 +215,7 @@ class VectorizedEngine:
     ) -> Iterator[ClientUpdate]:
         assert self._stack is not None
         deltas = self._stack.take_deltas(state.weights)
-        extra = self._rounds.finish(chunk, deltas, local)
+        extra, kept = self._rounds.finish(deltas, local)
         floats, integers = self._stack.flat_buffers(state.weights.dtype)
         for i, client in enumerate(chunk):
             yield ClientUpdate(
@@ -203,5 +224,6 @@ class VectorizedEngine:
                 {name: value[i] for name, value in metrics.items()},
                 None if floats is None else floats[i],
                 None if integers is None else integers[i],
-                extra[i],
+                {name: vectors[i] for name, vectors in extra.items()},
+                None if kept is None else kept[i],
             )

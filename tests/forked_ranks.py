@@ -1,0 +1,89 @@
+"""Ranks as torchrun starts them, but forked: they start at once, and each can be killed or stopped."""
+
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+
+
+class ForkedRanks:
+    """Processes that call a function with the environment of a rank, each with a file for what it prints.
+
+    Args:
+        function: what each rank does.
+        world_size: the number of ranks.
+        folder: where the files go.
+    """
+
+    def __init__(self, function, world_size, folder):
+        self._files = [folder / f"rank{rank}.txt" for rank in range(world_size)]
+        self.codes = [None] * world_size
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pids = [self._fork(function, rank, world_size, port) for rank in range(world_size)]
+
+    def _fork(self, function, rank, world_size, port):
+        pid = os.fork()
+        if pid:
+            return pid
+        code = 1
+        try:
+            output = os.open(self._files[rank], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            # Not those of pytest, which captures them.
+            sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1, closefd=False) for n in (1, 2))
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
+            environment |= {"GROUP_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            os.environ.update({name: str(value) for name, value in environment.items()}, TORCHELASTIC_RUN_ID="test")
+            function()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def output(self, rank):
+        """What a rank has printed so far."""
+        return self._files[rank].read_text()
+
+    def running(self):
+        """How many are still there."""
+        return sum(not self._ended(rank) for rank in range(len(self.pids)))
+
+    def wait(self, seconds=60, ranks=None):
+        """Exit codes, minus the signal for those ended by one; who is still there after the time is killed."""
+        waiting = set(range(len(self.pids)) if ranks is None else ranks)
+        deadline = time.monotonic() + seconds
+        while (left := [rank for rank in waiting if not self._ended(rank)]) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        hanging = list(left)
+        if ranks is None or hanging:
+            self.kill()
+        assert not hanging, f"ranks {hanging} hang: {[self.output(rank) for rank in hanging]}"
+        return self.codes
+
+    def kill(self):
+        """End what is left."""
+        for rank, pid in enumerate(self.pids):
+            if not self._ended(rank):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                self.codes[rank] = -signal.SIGKILL
+
+    def _ended(self, rank):
+        if self.codes[rank] is None:
+            pid, status = os.waitpid(self.pids[rank], os.WNOHANG)
+            if pid:
+                self.codes[rank] = os.waitstatus_to_exitcode(status)
+        return self.codes[rank] is not None

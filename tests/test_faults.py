@@ -1,0 +1,362 @@
+"""Clients that fail: by an exception, by an update that is not finite, in any stage, on any rank."""
+
+import re
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, TensorDataset
+
+from lightning_feddua import (
+    ClientError,
+    ConfigurationError,
+    FedAvg,
+    FedDuAdam,
+    FederatedCallback,
+    FederatedDataModule,
+    FederatedLoop,
+    Scaffold,
+)
+from lightning_feddua.clients import Mime, Scaffnew
+from lightning_feddua.data import SyntheticRegression
+from lightning_feddua.models import LinearRegression
+from tests.forked_ranks import ForkedRanks
+from tests.modules import Classifier, classification
+
+
+@pytest.fixture
+def make_loop(tmp_path):
+    def make(**arguments):
+        defaults = {"max_rounds": 3, "local_steps": 3, "on_client_error": "skip"}
+        fixed = {"out_dir": tmp_path, "enable_progress_bar": False, "accelerator": "cpu"}
+        return FederatedLoop(**{**defaults, **fixed, **arguments})
+
+    return make
+
+
+class Broken(Dataset):
+    """Samples that cannot be read."""
+
+    def __init__(self, dataset):
+        self._dataset = dataset
+
+    def __len__(self):
+        return len(self._dataset)
+
+    def __getitem__(self, index):
+        raise OSError("broken disk")
+
+
+class Picky(Classifier):
+    """Does not take negative labels, under vmap neither."""
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        # A marker that no batch of the good clients has; a shape can be looked at under vmap.
+        if x.shape[-1] != 4:
+            raise RuntimeError("broken sample")
+        return super().training_step(batch, batch_idx)
+
+
+def with_value(value):
+    dataset = classification(25, seed=3)
+    dataset.tensors[0][:, 1] = value
+    return dataset
+
+
+def five_columns():
+    x, y = classification(25, seed=3).tensors
+    return TensorDataset(torch.cat([x, x[:, :1]], dim=1), y)
+
+
+BAD_CLIENTS = {
+    "nan": (lambda: with_value(torch.nan), "local training: its update is not finite. Try"),
+    "inf": (lambda: with_value(torch.inf), "local training: its update is not finite. Try"),
+    "data": (lambda: Broken(classification(25, seed=3)), "the reading of its data: OSError: broken disk."),
+    "step": (five_columns, "local training: RuntimeError: broken sample."),
+}
+
+
+def data(bad=None):
+    """Three clients, and a bad one at the end, so that all draws of the others are the same with and without it."""
+    clients = {name: classification(20 + 7 * i, seed=i) for i, name in enumerate("abc")}
+    if bad is not None:
+        clients["bad"] = bad
+    return FederatedDataModule(clients, classification(30, seed=9), batch_size=16)
+
+
+def fit(loop, datamodule, model=Picky):
+    torch.manual_seed(3)
+    model = model()
+    loop.fit(model, datamodule)
+    return model
+
+
+def rows(loop, without=("seconds", "skipped_clients")):
+    return [{name: value for name, value in row.items() if name not in without} for row in loop.history]
+
+
+def assert_same(model, other):
+    for (name, a), b in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+
+
+@pytest.mark.parametrize("bad", BAD_CLIENTS)
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_run_with_a_bad_client_is_the_run_without_it(make_loop, tmp_path, bad, devices):
+    arguments = {"server": FedDuAdam(), "client_weights": "samples", "engine": "sequential"}
+    good = make_loop(**arguments, out_dir=tmp_path / "good")
+    expected = fit(good, data())
+    make, message = BAD_CLIENTS[bad]
+    if devices == 1:
+        loop = make_loop(**arguments)
+        with pytest.warns(UserWarning, match="bad") as noted:
+            model = fit(loop, data(make()))
+        messages = [str(warning.message) for warning in noted if "is left out" in str(warning.message)]
+        assert len(messages) == 3
+        assert all(
+            f"Client `bad` is left out of round {i}, having failed during {message}" in messages[i] for i in (0, 1, 2)
+        )
+    else:
+        loop = make_loop(**arguments, devices=2, strategy="ddp_fork")
+        model = fit(loop, data(make()))
+    assert_same(model, expected)
+    assert rows(loop) == rows(good)
+    assert [row["skipped_clients"] for row in loop.history] == [1, 1, 1]
+    assert [row["skipped_clients"] for row in good.history] == [0, 0, 0]
+    assert "skipped_clients" in (loop.run_dir / "metrics.csv").read_text().splitlines()[0]
+
+
+@pytest.mark.parametrize("bad", BAD_CLIENTS)
+def test_vectorized_clients_are_trained_one_by_one_where_a_stack_fails(make_loop, tmp_path, bad):
+    arguments = {"server": FedAvg(), "client_weights": "samples", "precision": "64-true"}
+    model = lambda: Picky(dropout=0.0).double()  # noqa: E731
+    good = make_loop(**arguments, out_dir=tmp_path / "good", engine="sequential")
+    expected = fit(good, data(), model)
+    loop = make_loop(**arguments, engine="vectorized")
+    with pytest.warns(UserWarning, match="`bad` is left out") as noted:
+        found = fit(loop, data(BAD_CLIENTS[bad][0]()), model)
+    stacks = [str(w.message) for w in noted if "trained one by one" in str(w.message)]
+    # What is not finite stays in its own row of the stack.
+    assert len(stacks) == (0 if bad in ("nan", "inf") else 3)
+    assert all("the vectorized steps of 4 clients failed with" in message for message in stacks)
+    for a, b in zip(found.state_dict().values(), expected.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+    assert [row["skipped_clients"] for row in loop.history] == [1, 1, 1]
+
+
+class FailsInRounds(LinearRegression):
+    """Fails in some rounds, for clients of which it knows the number of samples."""
+
+    def __init__(self, rounds, sizes=(3, 4, 5, 6), dim=10):
+        super().__init__(dim=dim, lr=0.05)
+        self.rounds, self.sizes = rounds, sizes
+
+    def training_step(self, batch, batch_idx):
+        if self.trainer.current_round in self.rounds and len(batch[0]) in self.sizes:
+            raise RuntimeError("not today")
+        return super().training_step(batch, batch_idx)
+
+
+def regression(sizes=(3, 4, 5, 6), dim=10):
+    generator = torch.Generator().manual_seed(1)
+    draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
+    return FederatedDataModule({str(n): TensorDataset(draw(n, dim), draw(n, 1)) for n in sizes}, batch_size=10)
+
+
+class Record(FederatedCallback):
+    """Copies of everything that a round changes."""
+
+    def __init__(self):
+        self.rounds, self.updates = [], []
+
+    def on_aggregate_end(self, update):
+        self.updates.append((update.mean_delta.numpy().copy(), update.squared_norms.numpy().copy()))
+
+    def on_round_end(self, loop):
+        states = [loop.states.get(client).clone() for client in range(4)]
+        vectors = {name: vector.clone() for name, vector in loop.client.vectors.items()}
+        server = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in loop.server.state_dict().items()}
+        self.rounds.append((loop.weights.clone(), states, vectors, server))
+
+
+@pytest.mark.filterwarnings("ignore:Client")
+def test_a_client_that_fails_keeps_its_control_variate(make_loop):
+    record = Record()
+    loop = make_loop(client=Scaffold(), precision="64-true", callbacks=record)
+    loop.fit(FailsInRounds(rounds=(1,), sizes=(4,)), regression())
+    (_, before, _, _), (_, after, vectors, _) = record.rounds[:2]
+    assert torch.equal(before[1], after[1])
+    assert all(before[i].norm() > 0 and not torch.equal(before[i], after[i]) for i in (0, 2, 3))
+    # c is the mean of all c_i, which holds only where the server hears of exactly the changes that clients keep.
+    torch.testing.assert_close(vectors["c"], torch.stack(after).mean(dim=0)[0], rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.filterwarnings("ignore:Client")
+def test_a_round_without_clients_changes_nothing_and_three_in_a_row_end_the_run(make_loop):
+    record = Record()
+    loop = make_loop(max_rounds=9, server=FedDuAdam(), precision="64-true", callbacks=record, checkpoint_every=1)
+    with pytest.raises(RuntimeError, match=r"All clients have failed in 3 rounds in a row, the last in round 7\. The"):
+        loop.fit(FailsInRounds(rounds=(2, 5, 6, 7)), regression())
+    for (weights, _, _, server), (same_weights, _, _, same_server) in [record.rounds[1:3], record.rounds[6:8]]:
+        assert torch.equal(weights, same_weights)
+        assert server.keys() == same_server.keys()
+        assert all(np.array_equal(server[key], same_server[key]) for key in server)
+    assert not torch.equal(record.rounds[2][0], record.rounds[3][0])
+    assert [row["clients"] for row in loop.history] == [4, 4, 0, 4, 4, 0, 0, 0]
+    assert [row["eta_g"] > 0 for row in loop.history] == [True, True, False, True, True, False, False, False]
+    # Mended, it goes on.
+    resumed = make_loop(max_rounds=9, server=FedDuAdam(), precision="64-true")
+    resumed.fit(FailsInRounds(rounds=()), regression(), ckpt_path="last")
+    assert resumed.history[-1]["clients"] == 4
+
+
+@pytest.mark.filterwarnings("ignore:Client")
+def test_buffers_stay_without_clients(make_loop):
+    model = Picky()
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    loop = make_loop(max_rounds=2)
+    loop.fit(model, {"bad": five_columns()})
+    assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
+
+
+@pytest.mark.filterwarnings("ignore:Client")
+@pytest.mark.parametrize("devices", [1, 2])
+def test_mime_does_without_the_gradients_of_clients_that_fail(make_loop, tmp_path, devices):
+    ranks = {} if devices == 1 else {"devices": 2, "strategy": "ddp_fork"}
+    arguments = {"server": FedAvg(), "client": Mime(), "precision": "64-true", "engine": "sequential"}
+    good = make_loop(**arguments, out_dir=tmp_path / "good")
+    expected, found = (FailsInRounds(rounds=(0, 1, 2), sizes=(6,)) for _ in range(2))
+    good.fit(expected, regression(sizes=(3, 4, 5)))
+    loop = make_loop(**arguments, **ranks)
+    loop.fit(found, regression())
+    assert [row["skipped_clients"] for row in loop.history] == [1, 1, 1]
+    assert_same(found, expected)
+
+
+def test_failures_at_random_are_counted(make_loop):
+    class Flaky(LinearRegression):
+        def training_step(self, batch, batch_idx):
+            # Drawn from the client's own generator: the same clients on any number of ranks.
+            if torch.rand(()) < 0.2:
+                raise RuntimeError("flaky")
+            return super().training_step(batch, batch_idx)
+
+    loop = make_loop(max_rounds=6, local_steps=2, precision="64-true", clients_per_round=8, validate_every=0)
+    with warnings.catch_warnings(record=True) as noted:
+        warnings.simplefilter("always")
+        loop.fit(Flaky(dim=10), SyntheticRegression(num_clients=10, dim=10))
+    left_out = [match for w in noted if (match := re.search(r"`(.+)` is left out of round (\d)", str(w.message)))]
+    skipped = [row["skipped_clients"] for row in loop.history]
+    assert [sum(int(match[2]) == round for match in left_out) for round in range(6)] == skipped
+    assert 5 < sum(skipped) < 40
+    assert all(row["clients"] + row["skipped_clients"] == 8 for row in loop.history)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_updates_are_clipped_in_the_mean_and_in_the_norms(make_loop, engine):
+    class Deltas(FederatedCallback):
+        deltas = []
+
+        def on_client_end(self, loop):
+            self.deltas.append(loop.module.linear.weight.detach().numpy().flatten() - loop.weights.numpy())
+
+    callback = Deltas()
+    arguments = {"max_rounds": 1, "server": FedAvg(), "precision": "64-true", "client_weights": "samples"}
+    make_loop(**arguments, callbacks=callback, engine="sequential").fit(LinearRegression(dim=10, lr=0.05), regression())
+    deltas = np.array(callback.deltas)
+    norms = np.linalg.norm(deltas, axis=1)
+    largest = np.sort(norms)[1] * 1.001  # two clients are longer
+    clipped = deltas * np.minimum(1, largest / norms)[:, None]
+    record = Record()
+    loop = make_loop(**arguments, callbacks=record, max_update_norm=largest, engine=engine, on_client_error="raise")
+    loop.fit(LinearRegression(dim=10, lr=0.05), regression())
+    mean, squared_norms = record.updates[0]
+    np.testing.assert_allclose(mean, np.average(clipped, axis=0, weights=[3, 4, 5, 6]), rtol=1e-10)
+    np.testing.assert_allclose(np.sort(squared_norms), np.sort(np.square(clipped).sum(axis=1)), rtol=1e-10)
+    assert (squared_norms > largest**2 * 0.999).sum() == 2
+
+
+@pytest.mark.parametrize("bad", BAD_CLIENTS)
+def test_raise_names_the_client(make_loop, bad):
+    make, message = BAD_CLIENTS[bad]
+    loop = make_loop(on_client_error="raise", engine="sequential")
+    with pytest.raises(ClientError, match=re.escape(f"Client `bad` failed in round 0 during {message}")) as error:
+        fit(loop, data(make()))
+    if bad == "step":
+        assert error.value.__cause__.__traceback__.tb_frame is not None
+        assert "training_step" in [frame.name for frame in error.traceback] or any(
+            frame.f_code.co_name == "training_step" for frame in _frames(error.value.__cause__.__traceback__)
+        )
+
+
+def _frames(trace):
+    while trace is not None:
+        yield trace.tb_frame
+        trace = trace.tb_next
+
+
+@pytest.mark.parametrize("bad", BAD_CLIENTS)
+def test_raise_ends_all_ranks(make_loop, tmp_path, bad):
+    make, message = BAD_CLIENTS[bad]
+
+    def rank():
+        fit(make_loop(on_client_error="raise", engine="sequential", timeout=30.0), data(make()))
+
+    ranks = ForkedRanks(rank, 3, tmp_path)
+    assert ranks.wait(25) == [1, 1, 1]
+    own = f"ClientError: Client `bad` failed in round 0 during {message}"
+    outputs = [ranks.output(rank) for rank in range(3)]
+    if bad in ("nan", "inf"):
+        assert all(own in output for output in outputs)
+        return
+    culprits = [rank for rank in range(3) if "RankError" not in outputs[rank]]
+    assert len(culprits) == 1
+    assert f"\nlightning_feddua.errors.{own}" in outputs[culprits[0]]
+    for rank in {0, 1, 2} - set(culprits):
+        assert (
+            f"RankError: Rank {culprits[0]} has failed: Client `bad` failed in round 0 during {message}"
+            in outputs[rank]
+        )
+        # The original traceback, wherever one looks.
+        assert (
+            'in __getitem__\n    raise OSError("broken disk")' in outputs[rank] or "in training_step" in outputs[rank]
+        )
+
+
+def test_an_error_outside_of_clients_ends_all_ranks(make_loop, tmp_path):
+    class Fails(FederatedCallback):
+        def on_client_start(self, client_id):
+            if client_id == "b":
+                raise KeyError("of a callback")
+
+    def rank():
+        fit(make_loop(callbacks=Fails(), engine="sequential", timeout=30.0), data())
+
+    ranks = ForkedRanks(rank, 2, tmp_path)
+    assert ranks.wait(25) == [1, 1]
+    assert sum("\nKeyError: 'of a callback'" in ranks.output(i) for i in range(2)) >= 1
+    assert sum("RankError: Rank" in ranks.output(i) for i in range(2)) == 1
+
+
+@pytest.mark.parametrize("arguments", [{}, {"on_client_error": "raise", "max_update_norm": 1.0}])
+def test_an_algorithm_that_needs_everybody_is_refused(make_loop, arguments):
+    loop = make_loop(server=FedAvg(), client=Scaffnew(), precision="64-true", **arguments)
+    with pytest.raises(
+        ConfigurationError, match=r"`Scaffnew` needs all clients as they are .*\. Use `on_client_error="
+    ):
+        loop.fit(LinearRegression(dim=10), regression())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"on_client_error": "ignore"}, "There is no on_client_error `ignore`. Choose one of `raise`, `skip`"),
+        ({"max_update_norm": 0.0}, "`max_update_norm=0.0` is not positive"),
+        ({"timeout": -1.0}, "`timeout=-1.0` is not positive"),
+    ],
+)
+def test_bad_settings(make_loop, arguments, message):
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        make_loop(**arguments)
