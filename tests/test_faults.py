@@ -73,7 +73,7 @@ def five_columns():
 BAD_CLIENTS = {
     "nan": (lambda: with_value(torch.nan), "local training: its update is not finite. Try"),
     "inf": (lambda: with_value(torch.inf), "local training: its update is not finite. Try"),
-    "data": (lambda: Broken(classification(25, seed=3)), "reading its data: OSError: broken disk."),
+    "data": (lambda: Broken(classification(25, seed=3)), "the reading of its data: OSError: broken disk."),
     "step": (five_columns, "local training: RuntimeError: broken sample."),
 }
 
@@ -144,6 +144,31 @@ def test_vectorized_clients_are_trained_one_by_one_where_a_stack_fails(make_loop
     for a, b in zip(found.state_dict().values(), expected.state_dict().values(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
     assert [row["skipped_clients"] for row in loop.history] == [1, 1, 1]
+
+
+class Listed(Dataset):
+    """Samples that are not known to be in memory."""
+
+    def __init__(self, dataset):
+        self._dataset = dataset
+
+    def __len__(self):
+        return len(self._dataset)
+
+    def __getitem__(self, index):
+        return self._dataset[index]
+
+
+@pytest.mark.filterwarnings("ignore:Client")
+def test_what_workers_have_prepared_of_a_bad_client_does_not_reach_the_next(make_loop, tmp_path):
+    clients = {name: Listed(classification(20 + i, seed=i)) for i, name in enumerate("abc")}
+    clients = {"a": clients["a"], "bad": Broken(clients["a"]), "b": clients["b"], "c": clients["c"]}
+    models = []
+    for workers in (0, 1):
+        loop = make_loop(max_rounds=2, engine="sequential", lanes=None)
+        models.append(fit(loop, FederatedDataModule(clients, batch_size=8, num_workers=workers)))
+        assert [row["skipped_clients"] for row in loop.history] == [1, 1]
+    assert_same(*models)
 
 
 class FailsInRounds(LinearRegression):

@@ -11,14 +11,14 @@ from lightning_feddua.models import LinearRegression
 class OnDisk(Dataset):
     """Samples that are computed when they are asked for, in a process that they name."""
 
-    def __init__(self, client, noise=0.0):
-        self.client, self.noise = client, noise
+    def __init__(self, client, noise=0.0, broken=False):
+        self.client, self.noise, self.broken = client, noise, broken
 
     def __len__(self):
         return 7 + self.client
 
     def __getitem__(self, i):
-        if self.client == 3 and i == 2 and self.noise < 0:
+        if self.broken and i == 2:
             raise OSError("the disk is gone")
         x = torch.sin(torch.arange(4.0) * (i + 1) + self.client)
         return x + self.noise * torch.randn(4), x.sum(dim=0, keepdim=True), os.getpid()
@@ -36,10 +36,10 @@ class Recorded(LinearRegression):
         return super().training_step(batch[:2], batch_idx)
 
 
-def fit(tmp_path, num_workers, noise=0.0, **arguments):
+def fit(tmp_path, num_workers, noise=0.0, broken=None, **arguments):
     torch.manual_seed(0)
     module = Recorded()
-    clients = {str(i): OnDisk(i, noise) for i in range(4)}
+    clients = {str(i): OnDisk(i, noise, i == broken) for i in range(4)}
     loop = FederatedLoop(server=FedAvg(), max_rounds=3, clients_per_round=3, out_dir=tmp_path, accelerator="cpu",
                          engine="sequential", enable_progress_bar=False, **{"local_steps": 5, **arguments})  # fmt: skip
     loop.fit(module, FederatedDataModule(clients, batch_size=3, num_workers=num_workers))
@@ -65,9 +65,17 @@ def test_random_samples_do_not_depend_on_the_number_of_workers(tmp_path):
 
 def test_an_error_in_a_worker_names_the_client(tmp_path):
     with pytest.raises(
-        ClientError, match=r"(?s)Client `3` failed in round \d during local training: .*the disk is gone"
+        ClientError, match=r"(?s)Client `3` failed in round \d during the reading of its data: .*the disk is gone"
     ):
-        fit(tmp_path, 1, noise=-1.0)
+        fit(tmp_path, 1, broken=3)
+
+
+def test_a_client_that_cannot_be_read_is_skipped_and_the_others_get_their_own_samples(tmp_path):
+    with pytest.warns(UserWarning, match="the disk is gone"):
+        weights, _ = fit(tmp_path, 0, broken=3, on_client_error="skip")
+    with pytest.warns(UserWarning, match="the disk is gone"):
+        prefetched, _ = fit(tmp_path, 1, broken=3, on_client_error="skip")
+    assert torch.equal(prefetched, weights)
 
 
 def test_a_negative_number_of_workers_is_refused():

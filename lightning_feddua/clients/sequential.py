@@ -91,9 +91,11 @@ class SequentialEngine:
         """Leave nothing of a client that has failed to the next."""
         self._view.stop_client()
         self._federation.parameters.drop_gradients()
-        for _ in range(self._ahead):
-            with suppress(Exception):
-                next(self._prefetched or iter(()))
+        if self._prefetched is not None:
+            for _ in range(self._ahead):
+                # Those that cannot be read either.
+                with suppress(Exception):
+                    next(self._prefetched)
         for metric in self._module.modules():
             if isinstance(metric, Metric):
                 metric.reset()
@@ -166,7 +168,7 @@ class SequentialEngine:
     def _read(self, batches: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
         """Pass batches on, and know where an exception comes from."""
         while True:
-            self._stage = "reading its data"
+            self._stage = "the reading of its data"
             drawn = next(batches, None)
             self._stage = "local training"
             if drawn is None:
