@@ -1,11 +1,13 @@
 """Ranks as torchrun starts them, but forked: they start at once, and each can be killed or stopped."""
 
+import logging
 import os
 import signal
 import socket
 import sys
 import time
 import traceback
+import warnings
 
 import torch
 
@@ -41,8 +43,7 @@ class ForkedRanks:
             output = os.open(self._files[rank], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(output, 1)
             os.dup2(output, 2)
-            # Not those of pytest, which captures them.
-            sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1, closefd=False) for n in (1, 2))
+            _write_to_the_own_output()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
             environment |= {"GROUP_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
@@ -92,6 +93,17 @@ class ForkedRanks:
             if pid:
                 self.codes[rank] = os.waitstatus_to_exitcode(status)
         return self.codes[rank] is not None
+
+
+def _write_to_the_own_output():
+    """Prints, warnings and logs go to file descriptors 1 and 2, past pytest, which would keep them."""
+    sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1, closefd=False) for n in (1, 2))
+    warnings.resetwarnings()
+    warnings.showwarning = lambda *args, **_: print(warnings.formatwarning(*args[:4]), file=sys.stderr)
+    for logger in (logging.root, *logging.root.manager.loggerDict.values()):
+        for handler in getattr(logger, "handlers", []):
+            if type(handler) is logging.StreamHandler:
+                handler.setStream(sys.stderr)
 
 
 def unequal_clients():
