@@ -147,14 +147,15 @@ def kill_inside_a_client(drill):
 
 
 def kill_during_a_save(drill):
-    name, nth = drill.draw.choice(["fsync", "replace"]), drill.draw.randrange(2, 20)
+    # Each file is replaced once and synchronised twice, and each round has two files.
+    name, nth = drill.draw.choice([("fsync", drill.draw.randrange(2, 20)), ("replace", drill.draw.randrange(1, 10))])
 
     def before():
         calls, original = itertools.count(), getattr(os, name)
         setattr(os, name, lambda *args: kill() if next(calls) == nth else original(*args))
 
-    codes = drill.start(before=before).wait(SECONDS)
-    return drill.recover() if any(codes) else "no such moment"
+    drill.fail(before=before)
+    return drill.recover()
 
 
 def kill_in_the_all_reduce(drill):
@@ -257,10 +258,13 @@ def damaged_everywhere(drill):
 
 
 def two_runs_at_once(drill):
-    first = drill.start(world_size=1, ckpt_path=None)
+    slow = At("client", 2, 0, lambda: time.sleep(0.2))
+    first = drill.start(slow, world_size=1, ckpt_path=None)
     (drill.folder / "second").mkdir()
     settings = arguments(timeout=20.0)
     later = drill.draw.choice([None, "last"])
+    while later == "last" and first.running() and drill.finished_rounds() < 2:
+        time.sleep(0.01)
     second = ForkedRanks(lambda: fit(drill.out_dir, DropoutCNN, settings, later), 1, drill.folder / "second")
     codes = [*first.wait(SECONDS), *second.wait(SECONDS)]
     assert codes[0] == 0, first.output(0)
