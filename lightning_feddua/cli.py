@@ -1,4 +1,4 @@
-"""The command line: ``feddua fit``, ``data``, ``compare``, ``plot`` and ``report``."""
+"""The command line: ``feddua fit``, ``data``, ``compare``, ``sweep``, ``plot``, ``report`` and ``completion``."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ from lightning_feddua.recipes import (
     section_class,
     split_presets,
 )
-from lightning_feddua.results import RECIPE_FILE
+from lightning_feddua.run_dir import RECIPE_FILE
+from lightning_feddua.sweep import add_sweep_arguments, sweep
 
 
 class SaveRecipe(FederatedCallback):
@@ -325,6 +326,13 @@ COMMANDS = {
         add_compare_arguments,
         overrides_last,
         lambda _, config: compare(_resolve_fit, **vars(config)),
+    ),
+    "sweep": Command(
+        "Tune the hyperparameters of a recipe's methods, in parallel. Ends with a table, a figure of how much each key"
+        " matters, and the best recipe of each method; what is finished is not run again.",
+        add_sweep_arguments,
+        overrides_last,
+        lambda _, config: sweep(_resolve_fit, **vars(config)),
     ),
     "plot": Command(
         "Draw the curves of finished runs.", add_plot_arguments, list, lambda _, config: plot(**vars(config))

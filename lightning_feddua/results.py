@@ -17,8 +17,8 @@ import yaml
 from lightning_feddua.callbacks import CSVLog, RunInfo
 from lightning_feddua.errors import ConfigurationError, choices
 from lightning_feddua.loop import LAST_ITERATE
+from lightning_feddua.run_dir import RECIPE_FILE
 
-RECIPE_FILE = "recipe.yaml"
 # In the folder of a run that is one of many: what is to be run; and, when it is over, which version holds the results.
 JOB_FILE = "job.yaml"
 FINISHED_FILE = "finished.json"

@@ -24,6 +24,7 @@ class Purpose(IntEnum):
     LOCAL_STEPS = 2
     EVALUATION = 3
     ROUND = 4
+    SEARCH = 5
 
 
 def generator(seed: int, round: int, client: int, purpose: Purpose) -> np.random.Generator:
