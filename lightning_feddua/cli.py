@@ -27,6 +27,7 @@ from lightning_feddua.comparison import (
     plot,
     report,
 )
+from lightning_feddua.completion import add_completion_arguments, completion
 from lightning_feddua.data import FederatedDataModule
 from lightning_feddua.errors import ConfigurationError, choices
 from lightning_feddua.loop import FederatedLoop
@@ -266,6 +267,13 @@ def _check_overrides(recipe: dict[str, Any], arguments: list[str]) -> None:
     check_arguments("loop", FederatedLoop, names)
 
 
+def _complete(_: ArgumentParser, config: Namespace) -> None:
+    parsers = {name: _parser() for name in COMMANDS}
+    for name, parser in parsers.items():
+        COMMANDS[name].add_arguments(parser)
+    completion(config.shell, parsers)
+
+
 def _sentences(error: ArgumentError, command: str) -> tuple[str, str]:
     """What jsonargparse says over many lines, in one."""
     text = str(error)
@@ -280,14 +288,20 @@ def _sentences(error: ArgumentError, command: str) -> tuple[str, str]:
         if value and kinds:
             return f"`{match[1]}` cannot be `{value[1]}`.", f"Give a value of type {kinds}."
     problem = " ".join(text.split()).rstrip(".")
-    if "arguments are required" in problem and "folders" in problem:
-        return "The command line names no folder.", f"Give a run's, as in `feddua {command} runs/synthetic/version_0`."
     if "arguments are required" in problem:
-        return (
-            "The command line names no model or no data.",
-            f"Give a recipe, as in `feddua {command} --config synthetic`.",
-        )
+        for missing, (what, example) in _REQUIRED.items():
+            if re.search(rf"\b{missing}\b", problem):
+                return f"The command line names {what}.", f"{example.format(command)}."
     return f"The command line cannot be read: {problem}.", f"See `{f'feddua {command}'.strip()} --help`."
+
+
+# What a command line lacks, and what to write; the first that fits is said.
+_REQUIRED = {
+    "folders": ("no folder", "Give a run's, as in `feddua {} runs/synthetic/version_0`"),
+    "shell": ("no shell", "Give it, as in `feddua {} bash`"),
+    "config|model|data": ("no model or no data", "Give a recipe, as in `feddua {} --config synthetic`"),
+    "space": ("nothing to vary", "Give a key and values, as in `feddua {} --space model.lr=0.01,0.1`"),
+}
 
 
 class Command(NamedTuple):
@@ -339,5 +353,11 @@ COMMANDS = {
     ),
     "report": Command(
         "Write an HTML report on finished runs.", add_report_arguments, list, lambda _, config: report(**vars(config))
+    ),
+    "completion": Command(
+        "Print a script by which bash or zsh completes commands, options and names.",
+        add_completion_arguments,
+        list,
+        _complete,
     ),
 }

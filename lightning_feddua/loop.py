@@ -93,8 +93,8 @@ class FederatedLoop:
         precision: as in Fabric.
         callbacks: a callback or a list of them.
         loggers: Fabric or Lightning loggers; ``metrics.csv`` is written in any case.
-        tensorboard: whether to log to TensorBoard in the run's folder: metrics, η_g, the norms of clients' updates and the
-            recipe; ``tensorboard --logdir runs`` shows them while the run goes on.
+        tensorboard: whether to log metrics, η_g, the norms of clients' updates and the recipe for TensorBoard;
+            ``tensorboard --logdir runs`` shows them while the run goes on.
         enable_progress_bar: whether to print a header and the progress.
 
     Example:

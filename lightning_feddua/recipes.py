@@ -126,8 +126,7 @@ def section_class(section: str, value: Any) -> tuple[type, Mapping[str, Any]]:
 
 def find_class(section: str, class_path: str) -> type:
     """A class by its import path or, if this package has it, by its name."""
-    base = SECTIONS[section]
-    known = {cls.__name__: cls for cls in _subclasses(base) if cls.__module__.startswith("lightning_feddua.")}
+    base, known = SECTIONS[section], shipped_classes(section)
     if class_path in known:
         return known[class_path]
     cls = import_class(class_path)
@@ -139,6 +138,12 @@ def find_class(section: str, class_path: str) -> type:
             f"{_hint(class_path, known)}hoose one of {choices(known)}, or give the import path of a `{base.__name__}`.",
         )
     return cls
+
+
+def shipped_classes(section: str) -> dict[str, type]:
+    """This package's classes for a section, by name."""
+    found = _subclasses(SECTIONS[section])
+    return {cls.__name__: cls for cls in found if cls.__module__.startswith("lightning_feddua.")}
 
 
 def import_class(class_path: str) -> Any:

@@ -27,7 +27,7 @@ FINISHED_FILE = "finished.json"
 _BOOKKEEPING = {"round", "clients"}
 DIAGNOSTICS = {"eta_g", "heterogeneity", "seconds"}
 # What two runs of the same method may differ in.
-_NOT_THE_METHOD = {"loop.out_dir", "loop.seed", "loop.devices", "loop.enable_progress_bar"}
+_NOT_THE_METHOD = {"loop.out_dir", "loop.seed", "loop.devices", "loop.enable_progress_bar", "loop.tensorboard"}
 
 
 @dataclass

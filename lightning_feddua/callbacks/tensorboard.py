@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import textwrap
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ class TensorBoard(FederatedCallback):
     """
 
     FOLDER = "tensorboard"
+    _FLUSH_SECONDS = 5
 
     def __init__(self) -> None:
         if find_spec("tensorboard") is None:
@@ -34,7 +36,9 @@ class TensorBoard(FederatedCallback):
         """Open the log; that of a run that goes on has its rounds, and forgets later ones."""
         rounds = len(loop.history)
         new = not (loop.run_dir / self.FOLDER).is_dir()
-        logger = TensorBoardLogger(loop.run_dir, name="", version=self.FOLDER, purge_step=rounds or None)
+        logger = TensorBoardLogger(
+            loop.run_dir, name="", version=self.FOLDER, purge_step=rounds or None, flush_secs=self._FLUSH_SECONDS
+        )
         self._logger = logger
         loop.fabric.loggers.append(logger)
         if not loop.fabric.is_global_zero:
@@ -42,7 +46,7 @@ class TensorBoard(FederatedCallback):
         recipe = loop.run_dir / RECIPE_FILE
         if recipe.is_file():
             # Markdown, in which an indented line is code.
-            logger.experiment.add_text("recipe", recipe.read_text().replace("\n", "\n    ").join(["    ", ""]), rounds)
+            logger.experiment.add_text("recipe", textwrap.indent(recipe.read_text(), "    "), rounds)
         if new:
             for row in loop.history:
                 logger.log_metrics({name: value for name, value in row.items() if name != "round"}, step=row["round"])
@@ -51,6 +55,7 @@ class TensorBoard(FederatedCallback):
         """Add the histogram."""
         if self._logger is not None and loop.fabric.is_global_zero:
             norms = update.squared_norms.double().sqrt().cpu()
+            # There is no histogram of anything else.
             if norms.isfinite().all():
                 self._logger.experiment.add_histogram("client_update_norm", norms, loop.current_round)
 

@@ -39,8 +39,8 @@ def add_sweep_arguments(parser: ArgumentParser) -> None:
         type=str,
         required=True,
         help="what to vary: KEY=VALUES, as in model.lr=0.01,0.1 or model.lr=log:1e-3:1e-1:5, which is five points;"
-        " where there is no grid, also a range log:LOW:HIGH, lin:LOW:HIGH or int:LOW:HIGH. Methods without such a key do"
-        " without it",
+        " where there is no grid, also a range log:LOW:HIGH, lin:LOW:HIGH or int:LOW:HIGH. Methods without such a key"
+        " do without it",
     )
     parser.add_argument(
         "--search",
