@@ -23,14 +23,22 @@ class Norms(FederatedCallback):
         self.rounds.append(update.squared_norms.double().sqrt().numpy())
 
 
+class Crash(FederatedCallback):
+    """After a round that has been logged."""
+
+    def on_round_end(self, loop, round):
+        if round == 2:
+            raise RuntimeError("power cut")
+
+
 @pytest.fixture
 def fit(tmp_path):
-    def fit(ckpt_path=None, **arguments):
+    def fit(*callbacks, ckpt_path=None, **arguments):
         norms = Norms()
         loop = FederatedLoop(
             **{"max_rounds": 3, "local_steps": 2, "out_dir": tmp_path, "engine": "sequential", **arguments},
             precision="64-true",
-            callbacks=[norms],
+            callbacks=[norms, *callbacks],
             tensorboard=True,
             accelerator="cpu",
             enable_progress_bar=False,
@@ -66,11 +74,13 @@ def test_tensorboard_has_scalars_and_a_histogram_of_client_norms(fit):
 
 
 def test_tensorboard_of_a_run_that_goes_on(fit, tmp_path):
-    first, _ = fit(max_rounds=2, checkpoint_every=1)
-    second, _ = fit(ckpt_path="last", max_rounds=4, checkpoint_every=1)
-    assert second.run_dir == first.run_dir
-    third, _ = fit(ckpt_path=first.run_dir / "round-0002.ckpt", max_rounds=4, out_dir=tmp_path / "new")
-    for loop in (second, third):
+    with pytest.raises(RuntimeError, match="power cut"):
+        fit(Crash(), checkpoint_every=2)
+    # The round that was logged and not saved is done again, and is there once.
+    same_folder, _ = fit(ckpt_path="last", max_rounds=4)
+    assert same_folder.run_dir == tmp_path / "version_0"
+    new_folder, _ = fit(ckpt_path=tmp_path / "version_0/round-0002.ckpt", max_rounds=4, out_dir=tmp_path / "new")
+    for loop in (same_folder, new_folder):
         logged = events(loop.run_dir / "tensorboard").Scalars("eta_g")
         assert [event.step for event in logged] == [0, 1, 2, 3]
 

@@ -71,6 +71,9 @@ def test_the_best_recipe_runs_as_it_is(swept, tmp_path, monkeypatch):
     run = out / f"FedDuAdam/model.lr={best['model.lr']},server.eps_g={best['server.eps_g']},seed_0/version_0"
     assert main(["fit", "--config", str(out / "best/FedDuAdam.yaml")]) == 0
     assert without_seconds(run / "metrics.csv") == without_seconds(tmp_path / "runs/version_0/metrics.csv")
+    together = yaml.safe_load((out / "best.yaml").read_text())
+    assert together.pop("presets").keys() == {"FedAvg", "FedDuAdam"}
+    assert together == yaml.safe_load((out / "best/FedAvg.yaml").read_text())
     assert main(["compare", "--config", str(out / "best.yaml"), "--out", str(tmp_path / "compared")]) == 0
     for method in ("FedAvg", "FedDuAdam"):
         (best,) = (row for row in read(out / "table.csv") if row["method"] == method and row["best"] == "1")
