@@ -25,6 +25,7 @@ class Purpose(IntEnum):
     EVALUATION = 3
     ROUND = 4
     DATA = 5
+    SEARCH = 6
 
 
 def generator(seed: int, round: int, client: int, purpose: Purpose) -> np.random.Generator:
