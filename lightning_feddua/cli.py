@@ -1,4 +1,4 @@
-"""The command line: ``feddua fit``, ``data``, ``compare``, ``plot`` and ``report``."""
+"""The command line: ``feddua fit``, ``data``, ``compare``, ``sweep``, ``plot``, ``report`` and ``completion``."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from lightning_feddua.comparison import (
     plot,
     report,
 )
+from lightning_feddua.completion import add_completion_arguments, completion
 from lightning_feddua.data import FederatedDataModule
 from lightning_feddua.errors import ConfigurationError, choices
 from lightning_feddua.loop import FederatedLoop
@@ -44,7 +45,8 @@ from lightning_feddua.recipes import (
     section_class,
     split_presets,
 )
-from lightning_feddua.results import RECIPE_FILE
+from lightning_feddua.run_dir import RECIPE_FILE
+from lightning_feddua.sweep import add_sweep_arguments, sweep
 
 
 class SaveRecipe(FederatedCallback):
@@ -267,6 +269,13 @@ def _check_overrides(recipe: dict[str, Any], arguments: list[str]) -> None:
     check_arguments("loop", FederatedLoop, names)
 
 
+def _complete(_: ArgumentParser, config: Namespace) -> None:
+    parsers = {name: _parser() for name in COMMANDS}
+    for name, parser in parsers.items():
+        COMMANDS[name].add_arguments(parser)
+    completion(config.shell, parsers)
+
+
 def _sentences(error: ArgumentError, command: str) -> tuple[str, str]:
     """What jsonargparse says over many lines, in one."""
     text = str(error)
@@ -291,13 +300,10 @@ def _sentences(error: ArgumentError, command: str) -> tuple[str, str]:
         if value and kinds:
             return f"`{match[1]}` cannot be `{value[1]}`.", f"Give {kinds}."
     problem = " ".join(text.split()).rstrip(".")
-    if "arguments are required" in problem and "folders" in problem:
-        return "The command line names no folder.", f"Give a run's, as in `feddua {command} runs/synthetic/version_0`."
     if "arguments are required" in problem:
-        return (
-            "The command line names no model or no data.",
-            f"Give a recipe, as in `feddua {command} --config synthetic`.",
-        )
+        for missing, (what, example) in _REQUIRED.items():
+            if re.search(rf"\b{missing}\b", problem):
+                return f"The command line names {what}.", f"{example.format(command)}."
     return f"The command line cannot be read: {problem}.", f"See `{f'feddua {command}'.strip()} --help`."
 
 
@@ -307,6 +313,15 @@ def _kind(expected: str) -> str:
         values = re.findall(r"'(.*?)'", expected)
         return f"one of {choices(values)}"
     return "none" if expected == "NoneType" else f"a value of type {expected}"
+
+
+# What a command line lacks, and what to write; the first that fits is said.
+_REQUIRED = {
+    "folders": ("no folder", "Give a run's, as in `feddua {} runs/synthetic/version_0`"),
+    "shell": ("no shell", "Give it, as in `feddua {} bash`"),
+    "config|model|data": ("no model or no data", "Give a recipe, as in `feddua {} --config synthetic`"),
+    "space": ("nothing to vary", "Give a key and values, as in `feddua {} --space model.lr=0.01,0.1`"),
+}
 
 
 class Command(NamedTuple):
@@ -346,10 +361,23 @@ COMMANDS = {
         overrides_last,
         lambda _, config: compare(_resolve_fit, **vars(config)),
     ),
+    "sweep": Command(
+        "Tune the hyperparameters of a recipe's methods, in parallel. Ends with a table, a figure of how much each key"
+        " matters, and the best recipe of each method; what is finished is not run again.",
+        add_sweep_arguments,
+        overrides_last,
+        lambda _, config: sweep(_resolve_fit, **vars(config)),
+    ),
     "plot": Command(
         "Draw the curves of finished runs.", add_plot_arguments, list, lambda _, config: plot(**vars(config))
     ),
     "report": Command(
         "Write an HTML report on finished runs.", add_report_arguments, list, lambda _, config: report(**vars(config))
+    ),
+    "completion": Command(
+        "Print a script by which bash or zsh completes commands, options and names.",
+        add_completion_arguments,
+        list,
+        _complete,
     ),
 }

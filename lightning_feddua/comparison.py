@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,12 +26,22 @@ Resolve = Callable[[list[str]], dict[str, Any]]
 
 def add_compare_arguments(parser: ArgumentParser) -> None:
     """What ``feddua compare`` takes."""
+    add_many_runs_arguments(parser, "compare")
+
+
+def add_many_runs_arguments(parser: ArgumentParser, folder: str) -> None:
+    """What a command takes that makes many runs: of which recipe and methods, how often, and where.
+
+    Args:
+        parser: the command's.
+        folder: where everything goes by default, in the recipe's ``out_dir``.
+    """
     add = parser.add_argument
     add("--config", nargs="+", type=str, required=True, help="a recipe, or several of which later ones change earlier")
     add("--methods", nargs="+", type=str, help="presets of the recipe, or server rules; all presets if left out")
     add("--seeds", type=int, default=1, help="how many seeds, of the loop and of the data, from the recipe's on")
     add("--jobs", type=int | None, default=None, help="how many runs at once; one a device or core if left out")
-    add("--out", type=str | None, default=None, help="where everything goes; `compare` in the recipe's `out_dir`")
+    add("--out", type=str | None, default=None, help=f"where everything goes; `{folder}` in the recipe's `out_dir`")
     add(
         "overrides",
         nargs="*",
@@ -84,13 +95,12 @@ def compare(
     overrides: list[str],
 ) -> int:
     """Run every method with every seed, then write a figure, a table and a report. Returns 1 if a run failed."""
-    for name, value in (("seeds", seeds), ("jobs", jobs)):
-        if value is not None and value < 1:
-            raise ConfigurationError(f"`--{name} {value}` is less than 1.", "Give a whole number from 1 up.")
-    recipes = _resolve_methods(resolve, config, methods, overrides)
+    check_counts(seeds=seeds, jobs=jobs)
+    # Every mistake in any of them is found here, before anything runs.
+    recipes = {name: resolve(own) for name, own in method_arguments(config, methods, overrides).items()}
     first = next(iter(recipes.values()))
     root = Path(out) if out is not None else Path(first["loop"]["out_dir"]) / "compare"
-    todo = [_seeded_job(root, name, recipe, offset) for name, recipe in recipes.items() for offset in range(seeds)]
+    todo = [seeded_job(root, name, recipe, offset) for name, recipe in recipes.items() for offset in range(seeds)]
     if not can_draw():
         print('There will be no figure: run `pip install "lightning-feddua[plot]"` for Matplotlib.')
     failed = run_jobs(todo, root, jobs, LiveDisplay())
@@ -122,10 +132,17 @@ def report(folders: Sequence[str], out: str) -> None:
     print(f"report in {out}")
 
 
-def _resolve_methods(
-    resolve: Resolve, config: Sequence[str], methods: Sequence[str] | None, overrides: list[str]
-) -> dict[str, dict[str, Any]]:
-    """The resolved recipe of each method; every mistake in any of them is found here, before anything runs."""
+def check_counts(**counts: int | None) -> None:
+    """One clear error for an option that counts something and is less than 1."""
+    for name, value in counts.items():
+        if value is not None and value < 1:
+            raise ConfigurationError(f"`--{name} {value}` is less than 1.", "Give a whole number from 1 up.")
+
+
+def method_arguments(
+    config: Sequence[str], methods: Sequence[str] | None, overrides: list[str]
+) -> dict[str, list[str]]:
+    """What each method would be as arguments of ``feddua fit``."""
     recipe: dict[str, Any] = {}
     for name in config:
         recipe = merge(recipe, load_recipe(find_recipe(name)))
@@ -141,20 +158,41 @@ def _resolve_methods(
             "`--server` was given to a comparison of servers.", "Choose them with `--methods`, or use `feddua fit`."
         )
     configs = [argument for name in config for argument in ("--config", name)]
-    return {
-        name: resolve([*configs, "--preset" if name in presets else "--server", name, *overrides]) for name in chosen
-    }
+    return {name: [*configs, "--preset" if name in presets else "--server", name, *overrides] for name in chosen}
 
 
-def _seeded_job(root: Path, method: str, recipe: dict[str, Any], offset: int) -> Job:
-    """A run with the recipe's seeds moved on: that of the loop, and every one in the data."""
+def seeded_job(root: Path, method: str, recipe: dict[str, Any], offset: int, setting: str = "") -> Job:
+    """A run with the recipe's seeds moved on: that of the loop, and every one in the data.
+
+    Args:
+        root: the folder of all runs.
+        method: what to call the recipe.
+        recipe: resolved.
+        offset: by how much seeds move on.
+        setting: what sets the recipe apart from others of its method, as in ``model.lr=0.1``.
+    """
     recipe = copy.deepcopy(recipe)
     recipe["loop"]["seed"] += offset
     _move_seeds(recipe["data"], offset)
     seed = recipe["loop"]["seed"]
-    folder = root / re.sub(r"[^\w.+=,-]", "_", method) / f"seed_{seed}"
+    folder = root / method_folder(method) / _setting_folder(",".join(filter(None, [setting, f"seed_{seed}"])))
     recipe["loop"]["out_dir"] = str(folder)
-    return Job(f"{method} seed {seed}", folder, recipe)
+    return Job(" ".join(filter(None, [method, setting, f"seed {seed}"])), folder, recipe)
+
+
+def method_folder(method: str) -> str:
+    """The name of a method's folder: what any file system takes."""
+    return re.sub(r"[^\w.+=,-]", "_", method)
+
+
+def _setting_folder(text: str) -> str:
+    """As above; a name that had to be changed ends with a hash, so that no two are the same.
+
+    >>> _setting_folder("model.lr=0.1,seed_0"), _setting_folder("data.path=a/b")
+    ('model.lr=0.1,seed_0', 'data.path=a_b-8e9d84af')
+    """
+    name = method_folder(text)[:150]
+    return name if name == text else f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def _move_seeds(section: Any, offset: int) -> None:

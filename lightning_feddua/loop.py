@@ -19,7 +19,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import Dataset
 
-from lightning_feddua.callbacks import CSVLog, FederatedCallback, ProgressBar, RunInfo
+from lightning_feddua.callbacks import CSVLog, FederatedCallback, ProgressBar, RunInfo, TensorBoard
 from lightning_feddua.checkpoints import Found, find_checkpoint, identity, replay, restore
 from lightning_feddua.clients.engine import Client, Engine, GlobalState, LocalWork
 from lightning_feddua.clients.faults import ClientFaults
@@ -105,6 +105,8 @@ class FederatedLoop:
             included. Then an error names those that are missing.
         callbacks: a callback or a list of them.
         loggers: Fabric or Lightning loggers; ``metrics.csv`` is written in any case.
+        tensorboard: whether to log metrics, η_g, the norms of clients' updates and the recipe for TensorBoard;
+            ``tensorboard --logdir runs`` shows them while the run goes on.
         enable_progress_bar: whether to print a header and the progress.
 
     Example:
@@ -148,6 +150,7 @@ class FederatedLoop:
         timeout: float = 1800.0,
         callbacks: FederatedCallback | Sequence[FederatedCallback] | None = None,
         loggers: Logger | list[Logger] | None = None,
+        tensorboard: bool = False,
         enable_progress_bar: bool = True,
     ) -> None:
         check_settings(max_rounds, clients_per_round, local_steps, local_epochs, validate_every, seed)
@@ -187,6 +190,8 @@ class FederatedLoop:
         # The server steps last in `on_aggregate_end`; what reports on a round, or saves it, comes last of all.
         self.callbacks: list[FederatedCallback] = [*own, self.server, CSVLog(), RunInfo(), *checkpoints]
         self._saves = bool(checkpoints)
+        if tensorboard:
+            self.callbacks.append(TensorBoard())
         if enable_progress_bar:
             self.callbacks.append(ProgressBar())
         self.fabric = make_fabric(

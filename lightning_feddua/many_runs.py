@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
@@ -108,20 +108,25 @@ def run_jobs(jobs: Sequence[Job], root: Path, workers: int | None, display: Live
     """
     if TorchElasticEnvironment.detect():
         raise ConfigurationError("torchrun started a command that starts processes itself.", "Leave torchrun out.")
-    devices = _count_devices(jobs)
+    devices = _count_devices(job.recipe for job in jobs)
     workers = workers or devices or _count_cores()
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        lock = (root / _LOCK_FILE).open("w")
-    except OSError as error:
-        raise ConfigurationError(
-            f"The folder `{root}` cannot be written: {error.strerror}.", "Choose another with `--out`."
-        ) from error
-    with lock:
+    make_folder(root)
+    with (root / _LOCK_FILE).open("w") as lock:
         _lock(lock.fileno(), root)
         waiting = deque(job for job in jobs if not job.finished)
         display.start(total=len(jobs), reused=len(jobs) - len(waiting))
         return _run_all(waiting, workers, devices, display)
+
+
+def make_folder(root: Path) -> None:
+    """Make the folder of many runs, or give one clear error."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        (root / _LOCK_FILE).touch()
+    except OSError as error:
+        raise ConfigurationError(
+            f"The folder `{root}` cannot be written: {error.strerror}.", "Choose another with `--out`."
+        ) from error
 
 
 def _run_all(waiting: deque[Job], workers: int, devices: int, display: LiveDisplay) -> list[Job]:
@@ -245,9 +250,14 @@ def _lock(descriptor: int, root: Path) -> None:
             time.sleep(0.1)
 
 
-def _count_devices(jobs: Sequence[Job]) -> int:
-    """Accelerators that the jobs would use; 0 for a CPU."""
-    asked = {job.recipe["loop"]["accelerator"] for job in jobs}
+def default_workers(recipes: Iterable[Mapping[str, Any]]) -> int:
+    """How many runs of such recipes there are at once: one a device, or a core where there are only cores."""
+    return _count_devices(recipes) or _count_cores()
+
+
+def _count_devices(recipes: Iterable[Mapping[str, Any]]) -> int:
+    """Accelerators that the recipes would use; 0 for a CPU."""
+    asked = {recipe["loop"]["accelerator"] for recipe in recipes}
     for accelerator, names in ((CUDAAccelerator, {"auto", "gpu", "cuda"}), (MPSAccelerator, {"auto", "gpu", "mps"})):
         if asked & names and accelerator.is_available():
             return accelerator.auto_device_count()

@@ -97,8 +97,7 @@ def plot_curves(methods: Sequence[Method], metrics: Sequence[str], path: Path) -
     """
     panels = [momentum for momentum in PANELS if any(method.momentum == momentum for method in methods)]
     styles = method_styles(method.name for method in methods)
-    pyplot = _pyplot()
-    figure, grid = pyplot.subplots(
+    figure, grid = pyplot().subplots(
         len(metrics),
         len(panels),
         squeeze=False,
@@ -122,7 +121,7 @@ def plot_curves(methods: Sequence[Method], metrics: Sequence[str], path: Path) -
         lines, names = column[0].get_legend_handles_labels()
         if names:
             column[0].legend(lines, names, fontsize=8, framealpha=0.85, handlelength=3.2)
-    _save(figure, path)
+    save(figure, path)
 
 
 def plot_overview(methods: Sequence[Method], metrics: Sequence[str], path: Path) -> None:
@@ -136,8 +135,7 @@ def plot_overview(methods: Sequence[Method], metrics: Sequence[str], path: Path)
     styles = method_styles(method.name for method in methods)
     columns = min(3, len(metrics))
     rows = -(-len(metrics) // columns)
-    pyplot = _pyplot()
-    figure, grid = pyplot.subplots(
+    figure, grid = pyplot().subplots(
         rows, columns, squeeze=False, sharex=True, figsize=(4.4 * columns, 3.2 * rows + 0.5), layout="constrained"
     )
     handles: dict[str, Any] = {}
@@ -155,7 +153,7 @@ def plot_overview(methods: Sequence[Method], metrics: Sequence[str], path: Path)
     figure.legend(
         handles.values(), handles, loc="outside lower center", ncols=min(5, len(handles)), fontsize=8, handlelength=3.2
     )
-    _save(figure, path)
+    save(figure, path)
 
 
 def plot_labels(counts: np.ndarray, path: Path, title: str) -> None:
@@ -166,7 +164,7 @@ def plot_labels(counts: np.ndarray, path: Path, title: str) -> None:
         path: where to save the picture; its ending chooses the format.
         title: what the data is.
     """
-    plt = _pyplot()
+    plt = pyplot()
     clients, labels = counts.shape
     figure, (shares, sizes) = plt.subplots(
         1, 2, sharey=True, figsize=(9, min(10, 2 + 0.08 * clients)), width_ratios=(4, 1), layout="constrained"
@@ -177,13 +175,13 @@ def plot_labels(counts: np.ndarray, path: Path, title: str) -> None:
     shares.set(xlabel=f"label ({labels})", ylabel=f"client ({clients})", title=title)
     sizes.barh(np.arange(clients), counts.sum(axis=1), height=0.9, color=BLUE)
     sizes.set(xlabel="samples")
-    _save(figure, path)
+    save(figure, path)
 
 
 def check_picture(path: Path) -> None:
     """One clear error for a file that cannot become a picture."""
-    allowed = _pyplot().gcf().canvas.get_supported_filetypes()
-    _pyplot().close()
+    allowed = pyplot().gcf().canvas.get_supported_filetypes()
+    pyplot().close()
     if path.suffix[1:].lower() not in allowed:
         raise ConfigurationError(
             f"`{path}` does not end like a picture.", f"Choose an ending among {choices(allowed)}, such as `.png`."
@@ -218,10 +216,11 @@ def _dress(axes: Any, log: bool) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _save(figure: Any, path: Path) -> None:
+def save(figure: Any, path: Path) -> None:
+    """Write a picture, and forget it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
-    _pyplot().close(figure)
+    pyplot().close(figure)
 
 
 def can_draw() -> bool:
@@ -229,7 +228,8 @@ def can_draw() -> bool:
     return find_spec("matplotlib") is not None
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
+    """Matplotlib, for files alone; one clear error where it is missing."""
     if not can_draw():
         raise ConfigurationError(
             "Matplotlib is not installed, and a picture was asked for.", 'Run `pip install "lightning-feddua[plot]"`.'

@@ -17,8 +17,8 @@ import yaml
 from lightning_feddua.callbacks import CSVLog, RunInfo
 from lightning_feddua.errors import ConfigurationError, choices
 from lightning_feddua.loop import LAST_ITERATE
+from lightning_feddua.run_dir import RECIPE_FILE
 
-RECIPE_FILE = "recipe.yaml"
 # In the folder of a run that is one of many: what is to be run; and, when it is over, which version holds the results.
 JOB_FILE = "job.yaml"
 FINISHED_FILE = "finished.json"
@@ -27,7 +27,7 @@ FINISHED_FILE = "finished.json"
 _BOOKKEEPING = {"round", "clients"}
 DIAGNOSTICS = {"eta_g", "heterogeneity", "seconds"}
 # What two runs of the same method may differ in.
-_NOT_THE_METHOD = {"loop.out_dir", "loop.seed", "loop.devices", "loop.enable_progress_bar"}
+_NOT_THE_METHOD = {"loop.out_dir", "loop.seed", "loop.devices", "loop.enable_progress_bar", "loop.tensorboard"}
 
 
 @dataclass

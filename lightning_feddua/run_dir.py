@@ -19,6 +19,10 @@ except ImportError:  # not under Windows
     fcntl = None  # type: ignore[assignment]
 
 
+# The resolved recipe, beside the results.
+RECIPE_FILE = "recipe.yaml"
+
+
 @contextmanager
 def open_run_dir(fabric: Fabric, out_dir: Path, existing: Path | None = None) -> Iterator[Path]:
     """The folder of a run, kept from other runs for as long as this one lasts; every rank gets it, or the same error.

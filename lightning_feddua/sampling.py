@@ -25,6 +25,7 @@ class Purpose(IntEnum):
     EVALUATION = 3
     ROUND = 4
     DATA = 5
+    SEARCH = 6
 
 
 def generator(seed: int, round: int, client: int, purpose: Purpose) -> np.random.Generator:
@@ -82,7 +83,8 @@ def deal_lanes(costs: Sequence[float], lanes: int | None, world_size: int) -> li
     """
     if lanes is None:
         return [[(position, 0) for position in hand] for hand in deal(costs, world_size)]
-    members = deal(costs, lanes)
+    # In the order of their first members, so that few clients are trained in the cohort's order.
+    members = sorted(deal(costs, lanes), key=lambda lane: lane[:1] or [len(costs)])
     hands = deal([sum(costs[position] for position in lane) for lane in members], world_size)
     return [[(position, lane) for lane in hand for position in members[lane]] for hand in hands]
 

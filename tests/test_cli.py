@@ -7,7 +7,7 @@ import yaml
 from torch.utils.data import TensorDataset
 
 from lightning_feddua import FederatedDataModule, __version__
-from lightning_feddua.cli import main
+from lightning_feddua.cli import COMMANDS, main
 from lightning_feddua.recipes import check_recipe, find_recipe, load_recipe, merge, shipped_recipes, split_presets
 
 SMALL = ["--loop.max_rounds", "2", "--data.dim", "30", "--model.dim", "30", "--loop.enable_progress_bar", "false"]
@@ -188,10 +188,15 @@ def test_null_where_there_is_no_none(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "There is no command. Choose one of `compare`, `data`, `fit`, `plot`, `report`"),
+        ([], "There is no command. Choose one of `compare`, `completion`, `data`, `fit`, `plot`, `report`, `sweep`"),
         (["train"], "There is no command `train`. Choose one of"),
         (["plot"], "names no folder. Give a run's, as in `feddua plot runs/synthetic/version_0`."),
         (["compare"], "names no model or no data. Give a recipe, as in `feddua compare --config synthetic`."),
+        (
+            ["sweep", "--config", "synthetic"],
+            "names nothing to vary. Give a key and values, as in `feddua sweep --space",
+        ),
+        (["completion"], "names no shell. Give it, as in `feddua completion bash`."),
         (["fit"], "names no model or no data. Give a recipe, as in `feddua fit --config synthetic`."),
     ],
 )
@@ -200,7 +205,7 @@ def test_commands_that_are_not_there(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["", "fit", "data", "compare", "plot", "report"])
+@pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_every_command_has_help(command, capsys):
     with pytest.raises(SystemExit) as stop:
         main([*([command] if command else []), "--help"])

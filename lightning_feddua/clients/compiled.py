@@ -9,10 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch._inductor
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from lightning_feddua.clients.local_training import LocalRound, LocalTraining
@@ -194,6 +192,10 @@ class CompiledSteps:
             flat, output_spec = tree_flatten(outputs)
             outputs_spec.append(output_spec)
             return flat
+
+        # Only here: without a compiler, the import of this package costs little more than Lightning's.
+        import torch._inductor
+        from torch.fx.experimental.proxy_tensor import make_fx
 
         examples = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         with self._untouched(), _quiet():

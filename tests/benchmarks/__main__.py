@@ -41,12 +41,14 @@ def main() -> None:
         "--peers", nargs="*", default=[], choices=[*PEERS, "all", []], help="other frameworks, installed when needed"
     )
     parser.add_argument("--venvs", type=Path, default=default_folder(), help="where the peers are installed")
+    parser.add_argument("--compile", action="store_true", help="also time compiled local steps")
     parser.add_argument("--plot", type=Path, help="also draw the ratios, into this file")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
 
     peers = list(PEERS) if "all" in arguments.peers else arguments.peers
-    candidates = variants(arguments.threads, arguments.processes, peers, arguments.venvs.expanduser().absolute())
+    venvs = arguments.venvs.expanduser().absolute()
+    candidates = variants(arguments.threads, arguments.processes, peers, venvs, arguments.compile)
     steps = {} if arguments.steps is None else {"steps": arguments.steps}
     tasks = {name: replace(task, **steps) for name, task in TASKS.items()}
     tables: dict[str, Sequence[Row]] = {}

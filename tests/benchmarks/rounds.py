@@ -23,7 +23,9 @@ CHECKED_STEPS = 3
 BARE = "bare loop of the same steps"
 
 
-def variants(threads: int, processes: int = 1, peers: Sequence[str] = (), venvs: Path = Path()) -> dict[str, Variant]:
+def variants(
+    threads: int, processes: int = 1, peers: Sequence[str] = (), venvs: Path = Path(), compile: bool = False
+) -> dict[str, Variant]:
     """Everything to time, by label; the bare loop first.
 
     Args:
@@ -31,6 +33,7 @@ def variants(threads: int, processes: int = 1, peers: Sequence[str] = (), venvs:
         processes: where more than 1, also so many processes that share each cohort, and the threads.
         peers: other frameworks.
         venvs: the folder of their environments.
+        compile: whether to time compiled local steps, too.
     """
     here = {
         BARE: bare_loop,
@@ -38,6 +41,8 @@ def variants(threads: int, processes: int = 1, peers: Sequence[str] = (), venvs:
         "FederatedLoop, sequential": federated_loop("sequential"),
         "FederatedLoop, vectorized": federated_loop("vectorized"),
     }
+    if compile:
+        here["FederatedLoop, compiled"] = federated_loop("vectorized", compile=True)
     pythons = {name: [str(interpreter(name, venvs))] for name in peers}
     settings = [(threads, 1)]
     if processes > 1:
