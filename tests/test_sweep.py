@@ -99,7 +99,8 @@ def test_what_fails_or_diverges_is_never_the_best(tmp_path, capsys):
     rows = {(row["loop.clients_per_round"], row["model.lr"]): row for row in read(tmp_path / "out/table.csv")}
     assert [key for key, row in rows.items() if row["best"] == "1"] == [("2", "0.1")]
     markdown = (tmp_path / "out/table.md").read_text()
-    assert "| FedAvg | 2 | 1e200 | not finite |" in markdown
+    # An update that is not finite ends its run.
+    assert "| FedAvg | 2 | 1e200 | failed |" in markdown
     assert "| FedAvg | 99 | 0.1 | failed |" in markdown
     assert "failed: FedAvg loop.clients_per_round=99,model.lr=0.1 seed 0, see" in capsys.readouterr().out
 
