@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from lightning_feddua.plotting import _pyplot
+from lightning_feddua.plotting import pyplot
 
 # Colour-blind-safe (Okabe and Ito): this project, everything else, and the limit.
 _OURS, _OTHERS, _LIMIT = "#0072B2", "#E69F00", "#999999"
@@ -40,7 +40,7 @@ def plot_ratios(tables: dict[str, Sequence[Row]], path: Path) -> None:
         tables: the rows of each task.
         path: where to save the picture; its ending chooses the format.
     """
-    plt = _pyplot()
+    plt = pyplot()
     tallest = max(len(rows) for rows in tables.values())
     figure, axes = plt.subplots(
         len(tables), 1, figsize=(8, len(tables) * (1.1 + 0.32 * tallest)), squeeze=False, layout="constrained"
