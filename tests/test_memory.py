@@ -61,5 +61,5 @@ def test_a_rank_takes_six_vectors_besides_the_model(clients, cohort):
     arguments = [sys.executable, "-c", SCRIPT, str(clients), str(cohort)]
     run = subprocess.run(arguments, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0, run.stderr
-    # A megabyte of Python objects besides.
-    assert 5.5 < float(run.stdout.split()[-1]) < 6.05
+    # A few megabytes of other things besides; one vector more would be 7.
+    assert 5.5 < float(run.stdout.split()[-1]) < 6.25
