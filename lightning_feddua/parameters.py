@@ -39,6 +39,9 @@ def scalar_dtype(device: torch.device) -> torch.dtype:
 def squared_norm(vector: Tensor) -> Tensor:
     """``‖vector‖²`` accumulated in float64, as a tensor on the same device (no synchronisation)."""
     dtype = scalar_dtype(vector.device)
+    if vector.numel() <= chunk_size(vector.device):
+        vector = vector.to(dtype)
+        return torch.dot(vector, vector)
     total = torch.zeros((), dtype=dtype, device=vector.device)
     for chunk in vector.split(chunk_size(vector.device)):
         chunk = chunk.to(dtype)
