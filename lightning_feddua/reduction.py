@@ -135,6 +135,9 @@ class Reduction:
         self._buffers = buffers
         self._extra_names = tuple(extra_vectors)
         self._lanes = LaneSums(lanes, fabric.world_size)
+        # The lane that clients are added to at present, and the windows of its parts.
+        self._lane: int | None = None
+        self._sums: list[Tensor] = []
         self._table = Table(fabric, [_SQUARED_NORM])
         self._buffer = torch.zeros(0, dtype=dtype, device=fabric.device)
         self.stop = self.failed = False
@@ -155,13 +158,11 @@ class Reduction:
             none = self._buffer.new_zeros(0)
             self._buffer = self._rows = self._votes = self._integer_slots = none
             self._lanes.start(none)
-            self._sums = ()
+            self._sums = []
             self._buffer = none.new_zeros(sum(sizes))
         sums, integers, self._rows, self._votes = self._buffer.split(sizes)
         self._lanes.start(sums.view(self._lanes.windows, -1))
-        # The lane that clients are added to at present, and the windows of its parts.
-        self._lane: int | None = None
-        self._sums: tuple[Tensor, ...] = ()
+        self._lane = None
         self._integer_slots = integers.view(slots)
         self._integer_maximum: Tensor | None = None
         self._table.start()
@@ -175,7 +176,7 @@ class Reduction:
         """
         weight = update.client.weight
         if update.client.lane != self._lane:
-            self._lane, self._sums = update.client.lane, self._lanes.lane(update.client.lane).split(self._parts)
+            self._lane, self._sums = update.client.lane, list(self._lanes.lane(update.client.lane).split(self._parts))
         delta_sum, *extra_sums, float_sum, float_changed = self._sums
         delta_sum.add_(update.delta, alpha=weight)
         for name, extra_sum in zip(self._extra_names, extra_sums, strict=True):
