@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import atexit
-import inspect
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,24 +19,22 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import Dataset
 
 from lightning_feddua.callbacks import CSVLog, FederatedCallback, ProgressBar, RunInfo, TensorBoard
+from lightning_feddua.callbacks.hooks import Hooks
 from lightning_feddua.checkpoints import Found, find_checkpoint, identity, replay, restore
-from lightning_feddua.clients.engine import Client, Engine, GlobalState, LocalWork
-from lightning_feddua.clients.faults import ClientFaults
-from lightning_feddua.clients.gradients import ExtraGradients
+from lightning_feddua.clients.engine import Client, LocalWork
 from lightning_feddua.clients.local_training import LocalTraining
 from lightning_feddua.clients.requirements import check_algorithm, check_unequal
-from lightning_feddua.clients.selection import choose_engine, known_engine
-from lightning_feddua.clients.sequential import SequentialEngine
+from lightning_feddua.clients.selection import known_engine
 from lightning_feddua.clients.states import ClientStates
-from lightning_feddua.clients.vectorized import VectorizedEngine
+from lightning_feddua.cohort_training import CohortTraining, TrainingSettings
 from lightning_feddua.data.module import FederatedDataModule
 from lightning_feddua.evaluation import Stage
 from lightning_feddua.federation import Federation
 from lightning_feddua.launching import exit_code, launch, leave_process_group, make_fabric, run_in_processes
 from lightning_feddua.preemption import Preemption
-from lightning_feddua.reduction import Reduction, RoundUpdate, mean_vector
+from lightning_feddua.reduction import RoundUpdate
 from lightning_feddua.run_dir import open_run_dir
-from lightning_feddua.sampling import Purpose, deal_lanes, generator, sample_cohort
+from lightning_feddua.sampling import sample_cohort
 from lightning_feddua.servers import FedDuAdagrad, FedDuAServer
 from lightning_feddua.settings import (
     as_datamodule,
@@ -252,8 +248,7 @@ class FederatedLoop:
     def _fit(
         self, model: LightningModule, datamodule: FederatedDataModule, ckpt_path: str | Path | None = None
     ) -> None:
-        # By hook: the methods that override it, and their parameters.
-        self._hooks: dict[str, list[tuple[Callable[..., Any], Mapping[str, inspect.Parameter]]]] = {}
+        self._hooks = Hooks(self.callbacks)
         found = find_checkpoint(self.fabric, self.out_dir, ckpt_path)
         with (
             Federation(self.fabric, model, datamodule, "fit", self.seed, self.channels_last) as federation,
@@ -287,7 +282,6 @@ class FederatedLoop:
         federation = self._federation
         self.cohort_size = cohort_size(self.clients_per_round, len(federation.client_ids))
         work = LocalWork(self.local_steps, self.local_epochs, federation.datamodule.batch_size, self.gradient_clip_val)
-        self._work = work
         federation.view.max_rounds = self.max_rounds
         federation.view.gradient_clip_val = self.gradient_clip_val
         federation.configure_optimizers(work)
@@ -299,46 +293,39 @@ class FederatedLoop:
         self.average = self.weights.clone() if self.server.adaptive else None
         size, dtype = self.weights.numel(), self.weights.dtype
         self.client.set_up(self.weights, len(federation.client_ids), self.local_steps)
-        self._lanes: int | None = None
         self.states = ClientStates(self.fabric, self.client.client_state, size, dtype, self.client_states)
         self.server.reset()
         self.server.compiled = self.compile and size >= COMPILED_SERVER_SIZE
         self.history = []
         self.current_round = 0
         self.stopping = False
-        self._frozen_checked = False
         if self._saves or found is not None:
             self.identity = identity(self)
+        settings = TrainingSettings(
+            work=work,
+            seed=self.seed,
+            client_weights=self.client_weights,
+            local_lr_decay=self.local_lr_decay,
+            compile=self.compile,
+            lanes=self.lanes,
+            on_client_error=self.on_client_error,
+            max_update_norm=self.max_update_norm,
+        )
+        self._training = CohortTraining(federation, self.client, self.states, self.weights, settings)
         if found is not None:
             name, self.engine_note = known_engine(self.engine, found.state["engine"])
             restore(self, found)
         else:
-            name, self.engine_note = self._choose_engine()
-        # A stack of clients has clients of all lanes. Each rank needs a lane.
-        self._lanes = None if name == "vectorized" or self.lanes is None else max(self.lanes, self.fabric.world_size)
-        extra = self.client.extra_vectors
-        self._reduction = Reduction(self.fabric, size, dtype, federation.buffers, extra, self._lanes)
-        self._faults = ClientFaults(self.fabric, self.on_client_error, self.max_update_norm)
-        self._engine: Engine = SequentialEngine(federation, self.client, self.states)
-        if name == "vectorized":
-            self._engine = VectorizedEngine(federation, self.client, self.states, self.compile, self._engine)
+            # Such a callback expects to find each client's weights in the module.
+            one_by_one = self.engine == "auto" and self._hooks.are_used("on_client_end")
+            engine = "sequential" if one_by_one else self.engine
+            name, self.engine_note = self._training.choose_engine(engine, self._sample(0))
+        self._training.use_engine(name)
         if federation.datamodule.val_dataset is not None and not is_overridden("validation_step", federation.module):
             rank_zero_warn(
                 f"There is validation data, but `{type(federation.module).__name__}` does not define `validation_step`."
                 " Nothing will be validated."
             )
-
-    def _choose_engine(self) -> tuple[str, str]:
-        """The engine's name and what the header says of it, from a trial on the first cohort."""
-        # Such a callback expects to find each client's weights in the module.
-        engine = "sequential" if self.engine == "auto" and self._is_used("on_client_end") else self.engine
-        if engine == "sequential":
-            return engine, engine
-        cohort = sample_cohort(self.seed, 0, len(self._federation.client_ids), self.cohort_size)
-        clients, state = self._own_clients(cohort, self._deal(cohort, self._work)), self._global_state(0, self._work)
-        # What fails here fails again in the first round.
-        self._begin_round(clients, state, ClientFaults(self.fabric, "raise"))
-        return choose_engine(engine, self._federation, self.client, clients, state)
 
     def _start_logs(self) -> None:
         view, module = self._federation.view, self._federation.module
@@ -355,22 +342,10 @@ class FederatedLoop:
         start = time.perf_counter()
         federation = self._federation
         federation.view.current_round = round
-        cohort = sample_cohort(self.seed, round, len(federation.client_ids), self.cohort_size)
+        cohort = self._sample(round)
         self._call("on_round_start", round=round, cohort=cohort)
 
-        work = self._round_work(round)
-        hands = self._deal(cohort, work)
-        self.states.move([[cohort[position] for position, _ in hand] for hand in hands])
-        clients, state = self._own_clients(cohort, hands), self._global_state(round, work)
-        self._faults.start()
-        self._begin_round(clients, state, self._faults)
-        self._reduction.start(len(cohort))
-        with self._faults.held():
-            self._train(self._faults.remaining(clients), state)
-        update = self._reduction.all_reduce(self._preemption.requested, self._faults.error is not None)
-        self._faults.check(
-            self._reduction.failed, update.squared_norms, lambda i: str(federation.client_ids[cohort[i]]), state
-        )
+        update = self._training.run(round, cohort, self._notify, lambda: self._preemption.requested)
         self._apply(update)
 
         if not math.isfinite(self.eta_g) or not all(map(math.isfinite, update.metrics.values())):
@@ -396,21 +371,13 @@ class FederatedLoop:
         self.fabric.log_dict({name: value for name, value in row.items() if name != "round"}, step=round)
         # A signal after the all-reduce is for the next one, unless there is nobody to agree with.
         alone = self.fabric.world_size == 1 and self._preemption.requested
-        self.stopping = self._reduction.stop or alone
+        self.stopping = self._training.stop or alone
         self._call("on_round_end", round=round)
-        self._faults.check_history(self.history)
+        self._training.check_history(self.history)
 
-    def _train(self, clients: list[Client], state: GlobalState) -> None:
-        """Train this rank's clients, and add up those that count."""
-        global_floats = self._federation.buffers.global_floats(self.weights.dtype)
-        results = self._engine.run(clients, state, self._notify)
-        for update in self._faults.accepted(results, state, global_floats):
-            self._reduction.add(update, global_floats)
-            if update.kept is not None:
-                self.states.put(update.client.index, update.kept)
-            if not self._frozen_checked:
-                self._federation.check_frozen()
-                self._frozen_checked = True
+    def _sample(self, round: int) -> list[int]:
+        """The cohort of a round."""
+        return sample_cohort(self.seed, round, len(self._federation.client_ids), self.cohort_size)
 
     def _apply(self, update: RoundUpdate) -> None:
         """Let the server and the algorithm step; without a client nothing moves."""
@@ -424,45 +391,6 @@ class FederatedLoop:
         if self.average is not None:
             self.average.lerp_(self.weights, 0.5)
         self._federation.buffers.update(update.float_buffers, update.float_changed, update.integer_buffers)
-
-    def _round_work(self, round: int) -> LocalWork:
-        """How much clients do in a round; an algorithm may draw it."""
-        if self._work.steps is None:
-            return self._work
-        rng = generator(self.seed, round, 0, Purpose.ROUND)
-        return replace(self._work, steps=self.client.local_steps(rng, self._work.steps))
-
-    def _deal(self, cohort: list[int], work: LocalWork) -> list[list[tuple[int, int]]]:
-        """The clients that each rank trains, as places in the cohort, and their lanes."""
-        # Where all make as many steps, nobody's size is asked for: it may take making a dataset to find out.
-        equal = work.steps is not None
-        costs = [1] * len(cohort) if equal else [work.batches(int(self._federation.sizes[i])) for i in cohort]
-        return deal_lanes(costs, self._lanes, self.fabric.world_size)
-
-    def _own_clients(self, cohort: list[int], hands: list[list[tuple[int, int]]]) -> list[Client]:
-        """This rank's part of a cohort."""
-        federation = self._federation
-        clients = []
-        for position, lane in hands[self.fabric.global_rank]:
-            index = cohort[position]
-            data = federation.client_data(index)
-            weight = 1.0 if self.client_weights == "uniform" else float(len(data))
-            name = str(federation.client_ids[index])
-            clients.append(Client(position, index, name, data, weight, lane))
-        return clients
-
-    def _global_state(self, round: int, work: LocalWork) -> GlobalState:
-        return GlobalState(round, self.seed, self.weights, work, self.local_lr_decay**round)
-
-    def _begin_round(self, clients: list[Client], state: GlobalState, faults: ClientFaults) -> None:
-        """Tell the algorithm what it wants to know before the local steps. A collective where it asks for a mean."""
-        federation = self._federation
-        federation.optimizers.reset(state.lr_factor)
-        mean_gradient = None
-        if self.client.needs_mean_gradient:
-            vectors = faults.gradients(clients, state, ExtraGradients(federation).of_client)
-            mean_gradient = mean_vector(self.fabric, vectors, like=self.weights, lanes=self._lanes)
-        self.client.begin_round(federation.optimizers.lr, mean_gradient)
 
     def _notify(self, moment: str, client: Client) -> None:
         self._call(f"on_client_{moment}", round=self.current_round, client_id=client.name)
@@ -501,21 +429,7 @@ class FederatedLoop:
             logger.finalize(status)
 
     def _call(self, hook: str, **arguments: Any) -> None:
-        """Call a hook of all callbacks with the arguments that each takes, as Fabric's `call` does.
-
-        Fabric inspects signatures each time, which costs a short round more than its server step; here it is done once.
-        """
-        if hook not in self._hooks:
-            own = [callback for callback in self.callbacks if _overrides(callback, hook)]
-            methods = [getattr(callback, hook) for callback in own]
-            self._hooks[hook] = [(method, inspect.signature(method).parameters) for method in methods]
-        known = {"loop": self, **arguments}
-        for method, parameters in self._hooks[hook]:
-            takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-            method(**{name: value for name, value in known.items() if takes_all or name in parameters})
-
-    def _is_used(self, hook: str) -> bool:
-        return any(_overrides(callback, hook) for callback in self.callbacks)
+        self._hooks.call(hook, loop=self, **arguments)
 
     def _launch(self, function: Callable[..., Any], model: LightningModule, *arguments: Any) -> Any:
         """Run a function on all ranks, started in whatever way the strategy starts them."""
@@ -558,7 +472,3 @@ class FederatedLoop:
     def client_ids(self) -> Sequence[str]:
         """The clients' names, in the order that cohorts refer to."""
         return self._federation.client_ids
-
-
-def _overrides(callback: FederatedCallback, hook: str) -> bool:
-    return getattr(type(callback), hook, None) is not getattr(FederatedCallback, hook)

@@ -169,7 +169,7 @@ def test_the_engine_stays_and_so_do_the_bits(make_loop, tmp_path, monkeypatch):
     monkeypatch.delattr("lightning_feddua.clients.selection._decide")
     resumed = make_loop(**arguments, engine="auto")
     model = fit(resumed, LinearRegression(dim=20), data, ckpt_path="last")
-    assert resumed._engine.name == "vectorized"
+    assert resumed._training.engine_name == "vectorized"
     assert_same(model, expected)
     assert rows(resumed) == rows(whole)
     with pytest.raises(ConfigurationError, match=r"used the vectorized engine, and `engine=sequential` would"):

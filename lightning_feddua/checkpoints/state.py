@@ -48,7 +48,7 @@ def capture(loop: FederatedLoop) -> dict[str, Any]:
         FEDERATED: {
             "format": FORMAT,
             "identity": loop.identity,
-            "engine": loop._engine.name,
+            "engine": loop._training.engine_name,
             "weights": weights,
             "average": loop.average,
             # All of them; a state dict leaves out those that are not persistent.

@@ -29,10 +29,11 @@ class Stopwatch(FederatedCallback):
         self._since = 0.0
 
     def on_fit_start(self, loop: FederatedLoop) -> None:
-        engine, reduction = loop._engine, loop._reduction
+        training = loop._training
+        engine, reduction = training._engine, training._reduction
         self._wrap(getattr(engine, "_steps", engine), "_step", "local steps")
         for name in ("_deal", "_own_clients"):
-            self._wrap(loop, name, "sampling")
+            self._wrap(training, name, "sampling")
         for name in ("start", "add", "all_reduce"):
             self._wrap(reduction, name, "reduction")
         self._wrap(loop.server, "step", "server")
