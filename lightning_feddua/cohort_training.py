@@ -155,7 +155,7 @@ class CohortTraining:
     def _round_work(self, round: int) -> LocalWork:
         """How much clients do in a round; an algorithm may draw it."""
         work = self._settings.work
-        if work.steps is None:
+        if work.steps is None or not self._algorithm.draws_steps:
             return work
         rng = generator(self._settings.seed, round, 0, Purpose.ROUND)
         return replace(work, steps=self._algorithm.local_steps(rng, work.steps))

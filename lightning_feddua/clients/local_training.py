@@ -98,6 +98,11 @@ class LocalTraining:
         return ("2τ" if self.needs_anchor_gradient else "τ") + " + full" * full
 
     @property
+    def draws_steps(self) -> bool:
+        """Whether the number of local steps is drawn anew in each round."""
+        return self._overrides("local_steps")
+
+    @property
     def corrects(self) -> bool:
         """Whether it changes gradients."""
         return self._overrides("correct")

@@ -19,7 +19,7 @@ from lightning_feddua.clients.local_training import LocalTraining
 from lightning_feddua.clients.rounds import LocalRounds
 from lightning_feddua.clients.states import ClientStates
 from lightning_feddua.clients.training_step import TRAINING_HOOKS, loss_of, takes_batch_idx
-from lightning_feddua.data.client_data import tensor_versions
+from lightning_feddua.data.client_data import ReusableBatch
 from lightning_feddua.data.prefetch import BatchRequest, Prefetcher
 from lightning_feddua.errors import ClientError
 from lightning_feddua.federation import Federation
@@ -158,12 +158,11 @@ class SequentialEngine:
                 yield epoch, self._transfer(data.batch(positions))
             return
         # The same samples in each step: they are copied once, unless a step writes to them.
-        whole, versions = None, None
+        whole: ReusableBatch | None = None
         for epoch in range(work.batches(len(data))):
-            if whole is None or tensor_versions(whole) != versions:
-                whole = self._transfer(data.batch(np.arange(len(data))))
-                versions = tensor_versions(whole)
-            yield epoch, list(whole)
+            if whole is None or not whole.untouched:
+                whole = ReusableBatch(self._transfer(data.batch(np.arange(len(data)))))
+            yield epoch, list(whole.batch)
 
     def _read(self, batches: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
         """Pass batches on, and know where an exception comes from."""

@@ -20,7 +20,7 @@ from lightning_feddua.clients.stack import ClientStack
 from lightning_feddua.clients.stacked_steps import StackedSteps
 from lightning_feddua.clients.states import ClientStates
 from lightning_feddua.clients.training_step import TRAINING_HOOKS
-from lightning_feddua.data.client_data import stacked_batch, tensor_versions
+from lightning_feddua.data.client_data import ReusableBatch, stacked_batch
 from lightning_feddua.errors import ClientError
 from lightning_feddua.federation import Federation
 from lightning_feddua.sampling import Purpose, seed_generators
@@ -76,8 +76,8 @@ class VectorizedEngine:
         self._steps = StackedSteps(federation, algorithm)
         self._compiled = CompiledSteps(federation, algorithm, self._steps, self._attach) if compile else None
         self._stack: ClientStack | None = None
-        # Clients that fit into one minibatch: who, their samples, and the state of those when they were stacked.
-        self._whole: tuple[list[int], Any, list[int]] | None = None
+        # Clients that fit into one minibatch: who, and their samples.
+        self._whole: tuple[list[int], ReusableBatch] | None = None
         parameter_bytes = len(federation.parameters) * federation.parameters.vector.element_size()
         # Weights, gradients and the optimizer's state, and what the algorithm adds.
         copies = 4 + 2 * algorithm.corrects + len(algorithm.client_state) + len(algorithm.extra_vectors)
@@ -173,20 +173,20 @@ class VectorizedEngine:
         """Stacked minibatches, each with the number of the pass that the first client is in."""
         work = self._work
         if all(len(client.data) <= work.batch_size for client in chunk) and not self._federation.transfer.has_hooks:
+            key = [client.index for client in chunk]
             for epoch in range(work.batches(len(chunk[0].data))):
-                yield epoch, self._whole_clients(chunk)
+                yield epoch, self._whole_clients(chunk, key)
             return
         streams = [positions_of(client, state) for client in chunk]
         for drawn in zip(*streams, strict=True):
             yield drawn[0][0], self._stack_batches(chunk, [positions for _, positions in drawn])
 
-    def _whole_clients(self, chunk: list[Client]) -> Any:
+    def _whole_clients(self, chunk: list[Client], key: list[int]) -> Any:
         """All samples of each client, stacked once for as long as the same clients train and no step changes them."""
-        key = [client.index for client in chunk]
-        if self._whole is None or self._whole[0] != key or self._whole[2] != tensor_versions(self._whole[1]):
+        if self._whole is None or self._whole[0] != key or not self._whole[1].untouched:
             batch = self._stack_batches(chunk, [np.arange(len(client.data)) for client in chunk])
-            self._whole = (key, batch, tensor_versions(batch))
-        return self._whole[1]
+            self._whole = (key, ReusableBatch(batch))
+        return self._whole[1].batch
 
     def _stack_batches(self, chunk: list[Client], positions: list[np.ndarray]) -> Any:
         transfer = self._federation.transfer

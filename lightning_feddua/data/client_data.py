@@ -68,9 +68,22 @@ def stacked_batch(clients: Sequence[ClientData], positions: Sequence[np.ndarray]
     return [tensor[index.to(tensor.device)] for tensor in tensors]
 
 
-def tensor_versions(batch: Any) -> list[int]:
-    """How often each tensor of a batch has been written to."""
-    return [leaf._version for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+class ReusableBatch:
+    """A batch that serves several steps, for as long as none of them writes to it.
+
+    Args:
+        batch: the batch.
+    """
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+        self._tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+        self._versions = [tensor._version for tensor in self._tensors]
+
+    @property
+    def untouched(self) -> bool:
+        """Whether its tensors are as they were."""
+        return [tensor._version for tensor in self._tensors] == self._versions
 
 
 def minibatches(

@@ -2,7 +2,8 @@
 
 Every variant does the same work (cohort, minibatches, steps); first their updates are compared, then they are timed in
 turn, and medians are reported with their ratio to a bare torch loop of the same steps. ``overhead`` tells where the
-time of a round goes, ``scaling`` how it grows with clients, ranks, population and parameters. Needs a quiet machine.
+time of a round goes, ``skew`` how evenly ranks share unequal clients, ``scaling`` how the time of a round grows with
+clients, ranks, population and parameters. Needs a quiet machine.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from pathlib import Path
 
 import torch
 
-from tests.benchmarks.overhead import overhead_table
+from tests.benchmarks.overhead import overhead_table, skew_table
 from tests.benchmarks.peers.environments import PEERS, default_folder
 from tests.benchmarks.report import Row, plot_ratios, ratio_table
 from tests.benchmarks.rounds import measure, variants
 from tests.benchmarks.scaling import scaling_tables
 from tests.benchmarks.tasks import ROUND_TASKS, TASKS
 
-REPORTS = ("overhead", "scaling")
+REPORTS = ("overhead", "skew", "scaling")
 
 
 def main() -> None:
@@ -55,8 +56,12 @@ def main() -> None:
     for name in arguments.what:
         if name == "overhead":
             print("\nParts of a round, medians in ms\n")
-            chosen = [tasks["linear"], tasks["cnn"]]
-            print(overhead_table(chosen, ["sequential", "vectorized"], arguments.rounds), flush=True)
+            rows = [(tasks[task], engine, 1) for task in ("linear", "cnn") for engine in ("sequential", "vectorized")]
+            print(overhead_table([*rows, (tasks["cnn"], "sequential", 2)], arguments.rounds), flush=True)
+        elif name == "skew":
+            print(
+                f"\nOne client ten times the others, two ranks, one epoch\n\n{skew_table(arguments.rounds)}", flush=True
+            )
         elif name == "scaling":
             for title, table in scaling_tables(arguments.rounds):
                 print(f"\n{title}\n\n{table}", flush=True)

@@ -12,6 +12,7 @@ from tests.benchmarks.variants import Variant
 from tests.benchmarks.work import Timing, Work
 
 ROOT = Path(__file__).parents[2]
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone")
 
 
 def environment(threads: int) -> dict[str, str]:
@@ -43,7 +44,7 @@ def outside(
         more: further arguments of the runner.
         torchrun: whether torchrun starts the processes, or the runner does it itself.
     """
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    launcher = [*TORCHRUN, f"--nproc-per-node={processes}"]
 
     def run(work: Work) -> Timing:
         with tempfile.TemporaryDirectory() as folder:

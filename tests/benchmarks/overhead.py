@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import statistics
+import subprocess
+import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
+
+import torch.distributed
 
 import lightning_feddua.loop
 from lightning_feddua import FederatedCallback, FederatedLoop
+from tests.benchmarks.outside import ROOT, TORCHRUN, environment
 from tests.benchmarks.report import markdown
-from tests.benchmarks.tasks import Task
+from tests.benchmarks.tasks import TASKS, Task
 from tests.benchmarks.variants import federated_loop
 
 # What a round is made of. The engine's part is all of it that is not a step: loading weights, drawing and gathering
-# minibatches, seeding, deltas. The rest is what nothing else accounts for: callbacks, buffers, logging.
-PARTS = ("local steps", "sampling", "engine", "reduction", "server", "rest")
+# minibatches, seeding, deltas. The rest is what nothing else accounts for: callbacks, buffers, logging. Waiting is for
+# ranks that have more to do, or are slower.
+PARTS = ("local steps", "sampling", "engine", "reduction", "server", "rest", "waiting")
+Parts = dict[str, float]
 
 
 class Stopwatch(FederatedCallback):
@@ -36,6 +45,14 @@ class Stopwatch(FederatedCallback):
             self._wrap(training, name, "sampling")
         for name in ("start", "add", "all_reduce"):
             self._wrap(reduction, name, "reduction")
+        if loop.fabric.world_size > 1:
+            all_reduce = reduction.all_reduce
+
+            def after_waiting(*args: Any) -> Any:
+                self._call("waiting", torch.distributed.barrier)
+                return all_reduce(*args)
+
+            reduction.all_reduce = after_waiting
         self._wrap(loop.server, "step", "server")
         run = engine.run
 
@@ -74,27 +91,38 @@ class Stopwatch(FederatedCallback):
         self._since = now
 
 
-def overhead_table(tasks: list[Task], engines: list[str], rounds: int) -> str:
-    """A row for each task and engine: milliseconds of a round and of its parts, and the share that is not local steps.
+def overhead_table(rows: Sequence[tuple[Task, str, int]], rounds: int) -> str:
+    """Milliseconds of a round and of its parts, and what is neither local steps nor waiting for another rank.
 
     Args:
-        tasks: what to run.
-        engines: how.
+        rows: a task, an engine and a number of ranks each; one rank has all threads, several have one each.
         rounds: timed rounds, after one that warms up.
     """
-    rows = []
-    for task in tasks:
-        for engine in engines:
-            parts = parts_of_a_round(task, engine, rounds)
-            whole = sum(parts.values())
-            share = 1 - parts["local steps"] / whole
-            times = [f"{1000 * parts[part]:.2f}" for part in PARTS]
-            rows.append([task.name, engine, f"{1000 * whole:.1f}", *times, f"{100 * share:.1f} %"])
-    return markdown(["task", "engine", "round (ms)", *PARTS, "outside local steps"], rows)
+    cells = []
+    for task, engine, ranks in rows:
+        parts = parts_of_a_round(task, engine, rounds) if ranks == 1 else parts_on_ranks(task, engine, rounds, ranks)[0]
+        whole = sum(parts.values())
+        outside = whole - parts["local steps"] - parts["waiting"]
+        times = [f"{1000 * parts[part]:.2f}" for part in PARTS]
+        share = f"{100 * outside / whole:.2f} %"
+        cells.append([task.name, engine, ranks, f"{1000 * whole:.1f}", *times, f"{1000 * outside:.2f}", share])
+    return markdown(["task", "engine", "ranks", "round (ms)", *PARTS, "outside local steps", "share"], cells)
 
 
-def parts_of_a_round(task: Task, engine: str, rounds: int) -> dict[str, float]:
-    """The median seconds of each part of a round."""
+def skew_table(rounds: int) -> str:
+    """How evenly two ranks share a cohort in which one client has ten times the samples of each other."""
+    task = TASKS["skewed"]
+    found = parts_on_ranks(task, "sequential", rounds, 2)
+    wholes = [sum(parts.values()) for parts in found]
+    busy = [whole - parts["waiting"] for whole, parts in zip(wholes, found, strict=True)]
+    ideal = sum(busy) / len(busy)
+    cells = [f"{1000 * seconds:.1f}" for seconds in (*busy, ideal, max(wholes))]
+    header = ["rank 0 busy (ms)", "rank 1 busy (ms)", "ideal split (ms)", "round (ms)", "round / ideal"]
+    return markdown(header, [[*cells, f"{max(wholes) / ideal:.3f}"]])
+
+
+def parts_of_a_round(task: Task, engine: str, rounds: int) -> Parts:
+    """The median seconds of each part of a round, on this rank."""
     stopwatch, sample_cohort = Stopwatch(), lightning_feddua.loop.sample_cohort
     lightning_feddua.loop.sample_cohort = lambda *args: stopwatch._call("sampling", sample_cohort, *args)
     try:
@@ -102,3 +130,27 @@ def parts_of_a_round(task: Task, engine: str, rounds: int) -> dict[str, float]:
     finally:
         lightning_feddua.loop.sample_cohort = sample_cohort
     return {part: statistics.median(round[part] for round in stopwatch.rounds[2:]) for part in PARTS}
+
+
+def parts_on_ranks(task: Task, engine: str, rounds: int, ranks: int) -> list[Parts]:
+    """The same on each of several ranks, which torchrun starts with a thread each."""
+    what = [task.name, engine, str(rounds), str(task.steps)]
+    command = [sys.executable, *TORCHRUN, f"--nproc-per-node={ranks}", "-m", "tests.benchmarks.overhead", *what]
+    finished = subprocess.run(command, cwd=ROOT, env=environment(threads=1), capture_output=True, text=True)
+    if finished.returncode:
+        sys.exit(f"The overhead on {ranks} ranks could not be measured:\n{finished.stderr[-3000:]}")
+    return json.loads(finished.stdout.strip().splitlines()[-1])
+
+
+def main() -> None:
+    """What torchrun starts."""
+    name, engine, rounds, steps = sys.argv[1:]
+    parts = parts_of_a_round(replace(TASKS[name], steps=int(steps)), engine, int(rounds))
+    gathered: list[Parts] = [{}] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(gathered, parts)
+    if torch.distributed.get_rank() == 0:
+        print(json.dumps(gathered), flush=True)
+
+
+if __name__ == "__main__":
+    main()

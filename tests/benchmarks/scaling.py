@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import subprocess
@@ -59,19 +60,24 @@ def population_table(kinds: Sequence[str], populations: Sequence[int]) -> str:
 
 
 def server_table(sizes: Sequence[int], repetitions: int) -> str:
-    """Milliseconds of a server step, and its ratio to a copy of a vector of the same size."""
+    """Milliseconds of a server step, in place and compiled, and their ratio to a copy of a vector of the same size."""
     rows = []
     for d in sizes:
         weights, update = torch.randn(d), RoundUpdate(torch.randn(d), torch.ones(20, dtype=torch.float64))
         target = torch.empty_like(weights)
         copy = _median_seconds(lambda: target.copy_(weights), repetitions)  # noqa: B023 - called at once
         cells = [f"{1000 * copy:.4f}"]
-        for rule in SERVERS:
+        for rule, compiled in itertools.product(SERVERS, (False, True)):
             server = rule()
+            server.compiled = compiled
             step = _median_seconds(lambda: server.step(weights, update), repetitions)  # noqa: B023
             cells += [f"{1000 * step:.3f}", f"{step / copy:.1f}"]
         rows.append([f"{d:,}", *cells])
-    names = [column for rule in SERVERS for column in (f"{rule.__name__} (ms)", "in copies")]
+    names = [
+        column
+        for rule, compiled in itertools.product(SERVERS, ("", " compiled"))
+        for column in (f"{rule.__name__}{compiled} (ms)", "in copies")
+    ]
     return markdown(["d", "copy (ms)", *names], rows)
 
 

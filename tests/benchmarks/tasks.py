@@ -31,7 +31,8 @@ class Task:
         classes: the number of classes; None for regression.
         batch_size: the size of a minibatch.
         clients_per_round: the size of a cohort.
-        steps: local steps of each client.
+        steps: local steps of each client, or
+        epochs: its passes over its data; the two are exclusive, and only the loop itself can be timed by epochs.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Task:
     batch_size: int = 50
     clients_per_round: int = 20
     steps: int = 20
+    epochs: int | None = None
 
     def clients(self) -> Partition:
         """The clients, with random data."""
@@ -132,8 +134,16 @@ TASKS = {
             lambda n: torch.randint(79, (n, 80), dtype=torch.uint8),
             79,
         ),
+        Task(
+            "skewed",
+            lambda: _without_dropout(FemnistCNN(lr=0.01)),
+            (500,) + (50,) * 19,
+            lambda n: torch.rand(n, 1, 28, 28),
+            62,
+            epochs=1,
+        ),
         Task("many", lambda: LinearRegression(100, lr=0.01), (30,) * 1000, lambda n: torch.randn(n, 100), None, 30),
     )
 }
-# Those of the tables of rounds; the other is for scaling.
+# Those of the tables of rounds; the others are for scaling and skew.
 ROUND_TASKS = ("linear", "mlp", "cnn", "lstm")

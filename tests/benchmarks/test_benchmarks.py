@@ -81,7 +81,14 @@ def test_two_ranks_share_a_cohort(tmp_path, capfd):
 def test_the_parts_of_a_round_make_up_the_whole(engine):
     parts = overhead.parts_of_a_round(LINEAR, engine, rounds=2)
     assert set(parts) == set(overhead.PARTS)
-    assert all(seconds > 0 for seconds in parts.values())
+    assert all(seconds > 0 for part, seconds in parts.items() if part != "waiting")
+    assert parts["waiting"] == 0
+
+
+def test_parts_are_known_of_each_rank():
+    found = overhead.parts_on_ranks(replace(TASKS["many"], steps=2), "sequential", rounds=1, ranks=2)
+    assert len(found) == 2
+    assert all(parts["local steps"] > 0 and parts["waiting"] > 0 for parts in found)
 
 
 def test_a_part_inside_another_counts_once(monkeypatch):
