@@ -8,14 +8,51 @@ from torch import Tensor, nn
 
 from lightning_feddua.errors import ConfigurationError
 
-# Elements handled at a time where float64 or other temporaries are needed: small enough to stay in a CPU's cache.
+# Elements handled at a time where float64 or other temporaries are needed: small enough to stay in a CPU's cache. More
+# where temporaries are kept: new ones of that size come from the operating system, page by page.
 _CHUNK = 1 << 16
+_CHUNK_KEPT = 1 << 18
 _CHUNK_ACCELERATOR = 1 << 24
 
 
-def chunk_size(device: torch.device) -> int:
-    """How many elements to handle at a time on a device."""
-    return _CHUNK if device.type == "cpu" else _CHUNK_ACCELERATOR
+def chunk_size(device: torch.device, kept: bool = False) -> int:
+    """How many elements to handle at a time on a device.
+
+    Args:
+        device: the device.
+        kept: whether temporaries are those of a :class:`Scratch`.
+    """
+    if device.type != "cpu":
+        return _CHUNK_ACCELERATOR
+    return _CHUNK_KEPT if kept else _CHUNK
+
+
+class Scratch:
+    """Temporaries for one chunk after another. A CPU keeps them; an accelerator's allocator does so by itself."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, torch.dtype], Tensor] = {}
+
+    def empty(self, name: str, like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """A temporary of a chunk's length, with anything in it.
+
+        Args:
+            name: the same memory is given again under the same name.
+            like: the chunk.
+            dtype: the chunk's own if left out.
+        """
+        dtype = dtype or like.dtype
+        # A compiler makes its own plan, in which most temporaries do not exist.
+        if like.device.type != "cpu" or torch.compiler.is_compiling():
+            return torch.empty_like(like, dtype=dtype)
+        kept = self._kept.get((name, dtype))
+        if kept is None or len(kept) < len(like):
+            kept = self._kept[name, dtype] = torch.empty_like(like, dtype=dtype)
+        return kept[: len(like)]
+
+    def cast(self, name: str, chunk: Tensor, dtype: torch.dtype) -> Tensor:
+        """A chunk in another dtype; itself where it has that."""
+        return chunk if chunk.dtype == dtype else self.empty(name, chunk, dtype).copy_(chunk)
 
 
 def chunks(*vectors: Tensor | None, size: int | None = None) -> Iterator[tuple[Any, ...]]:

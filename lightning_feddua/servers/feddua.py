@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lightning_feddua.callbacks.base import FederatedCallback
 from lightning_feddua.errors import ConfigurationError, choices
-from lightning_feddua.parameters import chunks, scalar_dtype
+from lightning_feddua.parameters import Scratch, chunk_size, chunks, scalar_dtype
 from lightning_feddua.reduction import RoundUpdate
 from lightning_feddua.servers.kernels import ServerKernels
 from lightning_feddua.servers.mirror_maps import MirrorMap
@@ -117,6 +117,7 @@ class FedDuAServer(FederatedCallback):
         # Whether the step is compiled to two passes over the vectors, which pays where they are large.
         self.compiled = False
         self._kernels: ServerKernels | None = None
+        self._scratch = Scratch()
         self._accumulate = PRECONDITIONERS[preconditioner]
         self.reset()
 
@@ -181,7 +182,7 @@ class FedDuAServer(FederatedCallback):
         if self._kernels is not None:
             self._kernels.move(weights, direction, self._s, scale, self._s_correction)
             return eta
-        for w, v, s in chunks(weights, direction, self._s):
+        for w, v, s in chunks(weights, direction, self._s, size=chunk_size(weights.device, kept=True)):
             self._move(w, v, s, scale, self._s_correction)
         return eta
 
@@ -203,26 +204,38 @@ class FedDuAServer(FederatedCallback):
             self.compiled = kernels.are_right(weights, update.mean_delta, self._v, self._s)
             self._kernels = kernels if self.compiled else None
 
+    @property
+    def _needs_norm(self) -> bool:
+        return self.adaptive or self.mirror_map is not None
+
     def _update_moments(self, mean_delta: Tensor) -> Tensor | None:
         """Bring v and s up to date; return ``‖v‖²_{G⁻¹}`` in float64 where the step needs it."""
-        norm_is_needed = self.adaptive or self.mirror_map is not None
         if self._kernels is not None:
-            total = self._kernels.moments(mean_delta, self._v, self._s, self._s_correction)
-            return total if norm_is_needed else None
+            return self._kernels.moments(mean_delta, self._v, self._s, self._s_correction)
         total = torch.zeros((), dtype=scalar_dtype(mean_delta.device), device=mean_delta.device)
-        for delta, v, s in chunks(mean_delta, self._v, self._s):
-            total += self._moments(delta, v, s, self._s_correction)
-        return total if norm_is_needed else None
+        for delta, v, s in chunks(mean_delta, self._v, self._s, size=chunk_size(mean_delta.device, kept=True)):
+            part = self._moments(delta, v, s, self._s_correction)
+            if part is not None:
+                total += part
+        return total if self._needs_norm else None
 
-    def _moments(self, delta: Tensor, v: Tensor | None, s: Tensor | None, s_correction: float | Tensor) -> Tensor:
-        """Bring v and s up to date, for a part of the vectors; return its part of ``‖v‖²_{G⁻¹}``."""
+    def _moments(
+        self, delta: Tensor, v: Tensor | None, s: Tensor | None, s_correction: float | Tensor
+    ) -> Tensor | None:
+        """Bring v and s up to date, for a part of the vectors; return its part of ``‖v‖²_{G⁻¹}``, if needed."""
         if v is not None:
             v.mul_(self.beta1).add_(delta, alpha=1.0 if self.heavy_ball else 1 - self.beta1)
         if s is not None and self._accumulate is not None:
-            self._accumulate(s, delta, self.beta2)
+            self._accumulate(s, delta, self.beta2, self._scratch)
+        if not self._needs_norm:
+            return None
         direction = delta if v is None else v
+        step = self._precondition(direction, s, s_correction)
         dtype = scalar_dtype(delta.device)
-        return torch.dot(direction.to(dtype), self._precondition(direction, s, s_correction).to(dtype))
+        first = self._scratch.cast("direction", direction, dtype)
+        second = first if step is direction else self._scratch.cast("step", step, dtype)
+        # A compiler makes one pass of a product and its sum, but calls a library for `dot`.
+        return (first * second).sum() if torch.compiler.is_compiling() else torch.dot(first, second)
 
     def _move(
         self, w: Tensor, v: Tensor, s: Tensor | None, scale: float | Tensor, s_correction: float | Tensor
@@ -269,7 +282,7 @@ class FedDuAServer(FederatedCallback):
         """``G⁻¹ v`` for one chunk; 0 where G is 0, be it by a coordinate that never moved or by underflow."""
         if s is None:
             return v
-        scale = s.sqrt()
+        scale = torch.sqrt(s, out=self._scratch.empty("scale", s))
         if self.bias_correction:
             scale.mul_(s_correction)
         if self.eps > 0:

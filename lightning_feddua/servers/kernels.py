@@ -19,16 +19,16 @@ class ServerKernels:
     """The two passes, compiled for vectors of any length.
 
     Args:
-        moments: brings v and s up to date and returns ``‖v‖²_{G⁻¹}``.
+        moments: brings v and s up to date and returns ``‖v‖²_{G⁻¹}``, if the step needs it.
         move: moves the weights.
     """
 
-    def __init__(self, moments: Callable[..., Tensor], move: Callable[..., None]) -> None:
+    def __init__(self, moments: Callable[..., Tensor | None], move: Callable[..., None]) -> None:
         self._eager = moments, move
         self._moments = torch.compile(moments, dynamic=True)
         self._move = torch.compile(move, dynamic=True)
 
-    def moments(self, delta: Tensor, v: Tensor | None, s: Tensor | None, s_correction: float) -> Tensor:
+    def moments(self, delta: Tensor, v: Tensor | None, s: Tensor | None, s_correction: float) -> Tensor | None:
         """The first pass."""
         return self._moments(delta, v, s, _number(s_correction, delta))
 
@@ -45,7 +45,7 @@ class ServerKernels:
                 v_part, s_part = (None if x is None else x[:_SAMPLE].clone() for x in (v, s))
                 total = moments(d, v_part, s_part, 0.5)
                 move(w, d, s_part, 0.25, 0.5)
-                results.append([total, w, *(x for x in (v_part, s_part) if x is not None)])
+                results.append([x for x in (total, w, v_part, s_part) if x is not None])
         except Exception as error:
             reason = " ".join(str(error).split())[:200].rstrip(".")
             rank_zero_warn(f"The server step is not compiled: {reason}. It runs eagerly.")
