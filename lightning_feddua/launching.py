@@ -40,6 +40,7 @@ def make_fabric(
     """
     if TorchElasticEnvironment.detect():
         devices, num_nodes = _match_torchrun(devices, num_nodes)
+    _check_count(devices)
     arguments = {"accelerator": accelerator, "strategy": strategy, "devices": devices, "precision": precision}
     try:
         fabric = Fabric(**arguments, num_nodes=num_nodes, callbacks=callbacks, loggers=loggers)
@@ -152,6 +153,17 @@ def run_in_processes(
     fabric.strategy.precision.convert_module(model)
     model.load_state_dict(loaded.pop("model"))
     return loaded
+
+
+def _check_count(devices: Any) -> None:
+    """Fabric would start any number of processes on a CPU, until the machine stands still."""
+    cores = os.cpu_count() or 1
+    most = max(64, 4 * cores)
+    if str(devices).isdecimal() and int(devices) > most:
+        raise ConfigurationError(
+            f"`devices={devices}` is more than a machine with {cores} cores can serve.",
+            f"Give the number of GPUs or, on a CPU, of processes; {most} at most.",
+        )
 
 
 def _match_torchrun(devices: Any, num_nodes: int) -> tuple[Any, int]:

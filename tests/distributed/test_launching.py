@@ -54,3 +54,9 @@ def test_several_nodes_under_torchrun(monkeypatch):
     assert _match_torchrun([0, 1, 2, 3], 2) == ([0, 1, 2, 3], 2)
     with pytest.raises(ConfigurationError, match=r"`num_nodes=3` does not match torchrun, which started 2 nodes\."):
         _match_torchrun(4, 3)
+
+
+@pytest.mark.parametrize("devices", [99_999_999, "99999999"])
+def test_a_slip_of_the_finger_starts_no_processes(devices, tmp_path):
+    with pytest.raises(ConfigurationError, match="`devices=99999999` is more than a machine with"):
+        FederatedLoop(max_rounds=1, local_steps=1, devices=devices, accelerator="cpu", out_dir=tmp_path)
