@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -30,7 +31,7 @@ def scaling_tables(rounds: int) -> Iterator[tuple[str, str]]:
     """
     yield "Clients a round and ranks, one thread each", cohort_table((1, 2), (10, 100, 1000), rounds)
     yield "Population, cohorts of 1,000", population_table(KINDS, [10**k for k in range(2, 7)])
-    yield "Server step", server_table([10**k for k in range(3, 9)], repetitions=5)
+    yield "Server step", server_table([10**3, 10**4, 10**5, 10**6, 11_200_000, 10**8], repetitions=9)
 
 
 def cohort_table(ranks: Sequence[int], cohorts: Sequence[int], rounds: int) -> str:
@@ -61,35 +62,35 @@ def population_table(kinds: Sequence[str], populations: Sequence[int]) -> str:
 
 def server_table(sizes: Sequence[int], repetitions: int) -> str:
     """Milliseconds of a server step, in place and compiled, and their ratio to a copy of a vector of the same size."""
+    kinds = list(itertools.product(SERVERS, (False, True)))
     rows = []
     for d in sizes:
         weights, update = torch.randn(d), RoundUpdate(torch.randn(d), torch.ones(20, dtype=torch.float64))
         target = torch.empty_like(weights)
-        copy = _median_seconds(lambda: target.copy_(weights), repetitions)  # noqa: B023 - called at once
-        cells = [f"{1000 * copy:.4f}"]
-        for rule, compiled in itertools.product(SERVERS, (False, True)):
-            server = rule()
+        servers = [rule() for rule, _ in kinds]
+        for server, (_, compiled) in zip(servers, kinds, strict=True):
             server.compiled = compiled
-            step = _median_seconds(lambda: server.step(weights, update), repetitions)  # noqa: B023
-            cells += [f"{1000 * step:.3f}", f"{step / copy:.1f}"]
-        rows.append([f"{d:,}", *cells])
-    names = [
-        column
-        for rule, compiled in itertools.product(SERVERS, ("", " compiled"))
-        for column in (f"{rule.__name__}{compiled} (ms)", "in copies")
-    ]
-    return markdown(["d", "copy (ms)", *names], rows)
+        steps = [partial(server.step, weights, update) for server in servers]
+        copy, *seconds = _median_seconds([partial(target.copy_, weights), *steps], repetitions)
+        cells = [cell for step in seconds for cell in (f"{1000 * step:.3f}", f"{step / copy:.1f}")]
+        rows.append([f"{d:,}", f"{1000 * copy:.4f}", *cells])
+    names = [f"{rule.__name__}{' compiled' * compiled} (ms)" for rule, compiled in kinds]
+    return markdown(["d", "copy (ms)", *(column for name in names for column in (name, "in copies"))], rows)
 
 
-def _median_seconds(function: Callable[[], object], repetitions: int) -> float:
-    """The median time of a call, after one that warms up; short ones are repeated for a millisecond or so."""
-    begin = time.perf_counter()
-    function()
-    calls = max(1, int(1e-3 / (time.perf_counter() - begin)))
-    times = []
-    for _ in range(repetitions):
+def _median_seconds(functions: Sequence[Callable[[], object]], repetitions: int) -> list[float]:
+    """The median time of a call of each, in turn, after two that warm up; short ones fill a millisecond or so."""
+    calls = []
+    for function in functions:
+        function()
         begin = time.perf_counter()
-        for _ in range(calls):
-            function()
-        times.append((time.perf_counter() - begin) / calls)
-    return statistics.median(times)
+        function()
+        calls.append(max(1, int(1e-3 / (time.perf_counter() - begin))))
+    times: list[list[float]] = [[] for _ in functions]
+    for _ in range(repetitions):
+        for function, count, own in zip(functions, calls, times, strict=True):
+            begin = time.perf_counter()
+            for _ in range(count):
+                function()
+            own.append((time.perf_counter() - begin) / count)
+    return [statistics.median(own) for own in times]
