@@ -125,6 +125,17 @@ def test_python_of_a_page_runs(page, folder):
     run_python(page.stem)
 
 
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_the_help_of_a_command_has_an_example_that_is_right(name, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit):
+        cli.main([name, "--help"])
+    (example,) = re.findall(r"^Example: (feddua .*)$", capsys.readouterr().out, re.MULTILINE)
+    ((arguments, _),) = commands(example)
+    assert arguments[0] == name
+    parse(arguments)
+
+
 def test_the_first_example_is_short():
     example = next(block for language, block in blocks(PAGES[0]) if language == "python")
     assert len([line for line in example.splitlines() if line]) <= 10
