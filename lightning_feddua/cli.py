@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import os
 import re
@@ -43,6 +44,7 @@ from lightning_feddua.recipes import (
     merge,
     no_such_class,
     section_class,
+    shipped_recipes,
     split_presets,
 )
 from lightning_feddua.run_dir import RECIPE_FILE
@@ -105,10 +107,15 @@ def _run(arguments: list[str]) -> int:
     parser = _parser(
         prog="feddua",
         description="Federated learning for PyTorch Lightning, with FedDuA's server.",
+        epilog=f"Start with `feddua fit --config synthetic`. Shipped recipes: {choices(shipped_recipes())}. Exit codes:"
+        " 0; 1 if a run failed; 2 for bad input; 130 after Ctrl-C; 143 after SIGTERM.",
         version=__version__,
     )
     subcommands = parser.add_subcommands(required=True)
-    subparsers = {name: _parser(description=description) for name, (description, *_) in COMMANDS.items()}
+    subparsers = {
+        name: _parser(description=one.description, epilog=f"Example: feddua {name} {one.example}")
+        for name, one in COMMANDS.items()
+    }
     for name, subparser in subparsers.items():
         # What the others take would only cost time.
         if name == command:
@@ -142,6 +149,8 @@ def _add_fit(parser: ArgumentParser) -> None:
         required = section in ("model", "data")
         parser.add_subclass_arguments(base, section, required=required, default=None if required else _default(section))
     parser.add_class_arguments(FederatedLoop, "loop", skip=LOOP_SKIPS, instantiate=False)
+    # Lightning's own class has no words for it.
+    (parser.groups or {})["model"].title = "Any LightningModule"
     parser.add_argument(
         "--ckpt_path",
         type=str,
@@ -286,7 +295,12 @@ def _sentences(error: ArgumentError, command: str) -> tuple[str, str]:
     if match := re.search(r"Parser key \"(\w+)\":\s+Problem with.*'([\w.]+)':\s+the following.* required: (\w+)", text):
         section, class_path, name = match.groups()
         return f"A `{class_path.rpartition('.')[2]}` needs `{name}`.", f"Give it, as in `--{section}.{name} VALUE`."
+    if match := re.search(r"Multiple subclasses with name (\w+)\..*?: (.*)\.", text):
+        return f"There are several classes `{match[1]}`.", f"Choose one of {choices(match[2].split(', '))}."
+    if match := re.search(r"class_path '([\w.]+)':\s+(?:module .* has no attribute|No module named)", text):
+        return f"There is no class `{match[1]}`.", "Give the import path of a class that exists."
     if match := re.search(r'Parser key "([\w.]+)"(?!.*Parser key)', text, re.DOTALL):
+        key = _whole_key(text)
         # What is said of the innermost argument, up to its value.
         text = "".join(re.split(r"((?:Given|Got) value: .*)", text[match.start() :])[:2])
         base = re.search(r"Subtypes: \[<class '([\w.]+)'>", text)
@@ -298,13 +312,39 @@ def _sentences(error: ArgumentError, command: str) -> tuple[str, str]:
         )
         kinds = " or ".join(_kind(a or b) for a, b in expected)
         if value and kinds:
-            return f"`{match[1]}` cannot be `{value[1]}`.", f"Give {kinds}."
+            return f"`{key}` cannot be `{value[1]}`.", f"Give {kinds}."
     problem = " ".join(text.split()).rstrip(".")
     if "arguments are required" in problem:
         for missing, (what, example) in _REQUIRED.items():
             if re.search(rf"\b{missing}\b", problem):
                 return f"The command line names {what}.", f"{example.format(command)}."
-    return f"The command line cannot be read: {problem}.", f"See `{f'feddua {command}'.strip()} --help`."
+    see = f"`{f'feddua {command}'.strip()} --help`"
+    unknown = re.search(r"unrecognized arguments: (\S+)", problem)
+    meant = _meant(unknown[1], command) if unknown else None
+    advice = f"Write `{meant}` if that was meant; {see} has all options." if meant else f"See {see}."
+    return f"The command line cannot be read: {problem}.", advice
+
+
+def _whole_key(text: str) -> str:
+    """The innermost key that jsonargparse complains of, with those around it, which stand above it and further left."""
+    around: list[tuple[int, str]] = []
+    for indent, key in re.findall(r'^([ -]*)Parser key "([\w.]+)"', text, re.MULTILINE):
+        around = [*((depth, name) for depth, name in around if depth < len(indent)), (len(indent), key)]
+    return ".".join(name for _, name in around)
+
+
+def _meant(argument: str, command: str) -> str | None:
+    """What somebody who wrote an argument that does not exist had in mind, if it can be guessed."""
+    if not argument.startswith("-"):
+        return f"--config {argument}" if argument in shipped_recipes() or Path(argument).is_file() else None
+    parser = _parser()
+    COMMANDS[command].add_arguments(parser)
+    if COMMANDS[command].prepare is overrides_last:
+        parser.add_class_arguments(FederatedLoop, "loop", skip=LOOP_SKIPS, instantiate=False)
+    options = [option for action in parser._actions for option in action.option_strings]
+    name = argument.partition("=")[0]
+    inner = [option for option in options if option.endswith(f".{name.lstrip('-')}")]
+    return next(iter([*inner, *difflib.get_close_matches(name, options, n=1)]), None)
 
 
 def _kind(expected: str) -> str:
@@ -319,7 +359,8 @@ def _kind(expected: str) -> str:
 _REQUIRED = {
     "folders": ("no folder", "Give a run's, as in `feddua {} runs/synthetic/version_0`"),
     "shell": ("no shell", "Give it, as in `feddua {} bash`"),
-    "config|model|data": ("no model or no data", "Give a recipe, as in `feddua {} --config synthetic`"),
+    "config": ("no recipe", "Give one, as in `feddua {} --config synthetic`"),
+    "model|data": ("no model or no data", "Give a recipe, as in `feddua {} --config synthetic`"),
     "space": ("nothing to vary", "Give a key and values, as in `feddua {} --space model.lr=0.01,0.1`"),
 }
 
@@ -329,12 +370,14 @@ class Command(NamedTuple):
 
     Args:
         description: its first sentence is the line in ``feddua --help``.
+        example: arguments that somebody may give it.
         add_arguments: to a parser.
         prepare: changes the command line before it is parsed.
         run: does it, given the parser and what it has parsed; returns the exit code, or None for 0.
     """
 
     description: str
+    example: str
     add_arguments: Callable[[ArgumentParser], None]
     prepare: Callable[[list[str]], list[str]]
     run: Callable[[ArgumentParser, Namespace], int | None]
@@ -344,12 +387,14 @@ COMMANDS = {
     "fit": Command(
         "Train a recipe's model over its clients. `--preset NAME` applies one of the recipe's presets;"
         " `--server NAME` does so, too, where the recipe has one of this name.",
+        "--config synthetic --server FedExP --loop.max_rounds 100",
         _add_fit,
         lambda arguments: _resolve_recipe(arguments, [*SECTIONS, "loop"]),
         _fit,
     ),
     "data": Command(
         "Describe a recipe's clients. With `--plot`, draw how labels are distributed over them.",
+        "--config cifar10 --plot labels.png",
         _add_data,
         lambda arguments: _resolve_recipe(arguments, ["data"]),
         _describe_data,
@@ -357,6 +402,7 @@ COMMANDS = {
     "compare": Command(
         "Run a recipe's methods over seeds, in parallel. Ends with a figure, a table and a report; what is finished is"
         " not run again.",
+        "--config synthetic --methods FedAvg FedDuAdam --seeds 3 --loop.max_rounds 100",
         add_compare_arguments,
         overrides_last,
         lambda _, config: compare(_resolve_fit, **vars(config)),
@@ -364,18 +410,28 @@ COMMANDS = {
     "sweep": Command(
         "Tune the hyperparameters of a recipe's methods, in parallel. Ends with a table, a figure of how much each key"
         " matters, and the best recipe of each method; what is finished is not run again.",
+        "--config synthetic --methods FedAvg --space model.lr=0.01,0.1 server.eta_g=log:0.1:10:5",
         add_sweep_arguments,
         overrides_last,
         lambda _, config: sweep(_resolve_fit, **vars(config)),
     ),
     "plot": Command(
-        "Draw the curves of finished runs.", add_plot_arguments, list, lambda _, config: plot(**vars(config))
+        "Draw the curves of finished runs.",
+        "runs/synthetic/compare --metric val_loss --out curves.pdf",
+        add_plot_arguments,
+        list,
+        lambda _, config: plot(**vars(config)),
     ),
     "report": Command(
-        "Write an HTML report on finished runs.", add_report_arguments, list, lambda _, config: report(**vars(config))
+        "Write an HTML report on finished runs.",
+        "runs/synthetic --out report.html",
+        add_report_arguments,
+        list,
+        lambda _, config: report(**vars(config)),
     ),
     "completion": Command(
         "Print a script by which bash or zsh completes commands, options and names.",
+        "bash > feddua.bash",
         add_completion_arguments,
         list,
         _complete,

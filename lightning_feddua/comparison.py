@@ -37,7 +37,13 @@ def add_many_runs_arguments(parser: ArgumentParser, folder: str) -> None:
         folder: where everything goes by default, in the recipe's ``out_dir``.
     """
     add = parser.add_argument
-    add("--config", nargs="+", type=str, required=True, help="a recipe, or several of which later ones change earlier")
+    add(
+        "--config",
+        nargs="+",
+        type=str,
+        required=True,
+        help="a recipe, by its file or its shipped name; of several, later ones change earlier ones",
+    )
     add("--methods", nargs="+", type=str, help="presets of the recipe, or server rules; all presets if left out")
     add("--seeds", type=int, default=1, help="how many seeds, of the loop and of the data, from the recipe's on")
     add("--jobs", type=int | None, default=None, help="how many runs at once; one a device or core if left out")

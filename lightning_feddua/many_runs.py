@@ -27,10 +27,9 @@ from lightning.fabric.accelerators import CUDAAccelerator, MPSAccelerator
 from lightning.fabric.plugins.environments import TorchElasticEnvironment
 
 from lightning_feddua.callbacks import CSVLog
-from lightning_feddua.callbacks.progress import figures
 from lightning_feddua.errors import ConfigurationError
 from lightning_feddua.launching import leave_process_group
-from lightning_feddua.live_display import LiveDisplay
+from lightning_feddua.live_display import LiveDisplay, RunProgress
 from lightning_feddua.results import FINISHED_FILE, JOB_FILE, latest_version, read_json
 
 LOG_FILE = "log.txt"
@@ -82,13 +81,15 @@ class _Running:
     earlier: Path | None
     start: float = field(default_factory=time.monotonic)
 
-    def progress(self) -> tuple[int, str]:
-        """How many rounds are done, and the metrics of the last."""
+    def progress(self) -> RunProgress:
+        """How far it has come, by its log."""
         version = latest_version(self.job.folder)
-        if version is None or version == self.earlier or not (version / CSVLog.FILE_NAME).is_file():
-            return 0, "starting"
-        row = _last_row(version / CSVLog.FILE_NAME)
-        return (int(row["round"]) + 1, figures(row)) if row else (0, "starting")
+        row = {}
+        if version is not None and version != self.earlier and (version / CSVLog.FILE_NAME).is_file():
+            row = _last_row(version / CSVLog.FILE_NAME)
+        rounds = int(row["round"]) + 1 if row else 0
+        seconds = time.monotonic() - self.start
+        return RunProgress(self.job.name, rounds, self.job.recipe["loop"]["max_rounds"], row, seconds)
 
 
 def run_jobs(jobs: Sequence[Job], root: Path, workers: int | None, display: LiveDisplay) -> list[Job]:
@@ -139,23 +140,17 @@ def _run_all(waiting: deque[Job], workers: int, devices: int, display: LiveDispl
                 while waiting and slots:
                     started = _start(waiting.popleft(), slots.pop(0), devices, ends)
                     running[started.process.sentinel] = started
+                display.show([one.progress() for one in running.values()])
                 for sentinel in wait(list(running), timeout=_REFRESH_SECONDS):
                     ended = running.pop(sentinel)  # type: ignore[arg-type]
-                    _, numbers = ended.progress()
+                    progress = ended.progress()
                     code = _end(ended.process)
                     slots.append(ended.slot)
-                    seconds = time.monotonic() - ended.start
                     if code == 0:
-                        display.finished(ended.job.name, numbers, seconds)
+                        display.finished(progress)
                     else:
                         failed.append(ended.job)
                         display.failed(ended.job.name, _last_words(ended.job.log), ended.job.log)
-                display.show(
-                    [
-                        (r.job.name, *r.progress(), r.job.recipe["loop"]["max_rounds"], time.monotonic() - r.start)
-                        for r in running.values()
-                    ]
-                )
         finally:
             for left in running.values():
                 _end(left.process)

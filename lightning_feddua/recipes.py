@@ -54,7 +54,8 @@ def find_recipe(name_or_path: str) -> Path:
         return shipped[name_or_path]
     raise ConfigurationError(
         f"The recipe `{name_or_path}` does not exist.",
-        f"Give the path of a YAML file, or the name of a shipped recipe: {choices(shipped)}.",
+        f"{_hint(name_or_path, shipped, 'g')}ive the path of a YAML file, or the name of a shipped recipe:"
+        f" {choices(shipped)}.",
     )
 
 
@@ -212,9 +213,10 @@ def _check_names(owner: str, given: Iterable[str], allowed: list[str], kind: str
             )
 
 
-def _hint(name: str, allowed: Iterable[str]) -> str:
+def _hint(name: str, allowed: Iterable[str], initial: str = "c") -> str:
+    """The beginning of a sentence that goes on with a word of this initial, as "choose" has."""
     near = difflib.get_close_matches(str(name), list(allowed), n=1)
-    return f"Write `{near[0]}` if that was meant, or c" if near else "C"
+    return f"Write `{near[0]}` if that was meant, or {initial}" if near else initial.upper()
 
 
 def _subclasses(base: type) -> set[type]:

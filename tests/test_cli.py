@@ -64,7 +64,7 @@ def test_server_without_preset_keeps_the_recipe(tmp_path):
         (["--server.epz", "1"], "`server`, a `FedDuAdagrad`, has no argument `epz`. Write `eps` if that was meant"),
         (["--loop.max_round", "3"], "`loop`, a `FederatedLoop`, has no argument `max_round`. Write `max_rounds`"),
         (["--loop.local_steps", "many"], "`loop.local_steps` cannot be `many`. Give a value of type int"),
-        (["--model.lr", "fast"], "`lr` cannot be `fast`. Give a value of type float"),
+        (["--model.lr", "fast"], "`model.lr` cannot be `fast`. Give a value of type float"),
         (["--server.eps", "-1"], "`eps=-1.0` is not a number from 0 up. "),
         (["--server", "FedDuAdam", "--server.beta1", "1"], "`beta1=1.0` lies outside [0, 1). "),
         (["--preset", "Fast"], "The recipe has no preset `Fast`. Choose one of `FedAdagrad`"),
@@ -79,13 +79,21 @@ def test_server_without_preset_keeps_the_recipe(tmp_path):
             ["--client", "Scaffold", "--client.optin", "I"],
             "`client`, a `Scaffold`, has no argument `optin`. Write `option`",
         ),
-        (["--client", "Scaffold", "--client.option", "III"], "`option` cannot be `III`. Give one of `I`, `II`."),
+        (["--client", "Scaffold", "--client.option", "III"], "`client.option` cannot be `III`. Give one of `I`, `II`."),
         (["--client", "FedMid"], "A `FedMid` needs `l1`. Give it, as in `--client.l1 VALUE`."),
         (
             ["--server", "FedDuAServer", "--server.mirror_map", "PNorms"],
             "There is no mirror map `PNorms`. Write `PNorm` if that was meant, or choose one of `Hypentropy`, `PNorm`",
         ),
-        (["--confg", "x"], "unrecognized arguments: --confg x. See"),
+        (
+            ["--confg", "x"],
+            "unrecognized arguments: --confg x. Write `--config` if that was meant; `feddua fit --help`",
+        ),
+        (["--max_rounds", "3"], "unrecognized arguments: --max_rounds 3. Write `--loop.max_rounds` if that was meant"),
+        (["femnist"], "unrecognized arguments: femnist. Write `--config femnist` if that was meant"),
+        (["nonsense"], "unrecognized arguments: nonsense. See `feddua fit --help`."),
+        (["--loop.loggers.class_path", "lightning.pytorch.loggers.Foo"], "no class `lightning.pytorch.loggers.Foo`. "),
+        (["--loop.loggers", "CSVLogger"], "several classes `CSVLogger`. Choose one of `lightning.fabric.loggers.CSV"),
     ],
 )
 def test_bad_command_lines(tmp_path, capsys, arguments, message):
@@ -121,6 +129,11 @@ def test_bad_recipes(tmp_path, capsys, change, message):
     (tmp_path / "bad.yaml").write_text(change)
     assert main(["fit", "--config", str(tmp_path / "bad.yaml")]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_misspelt_recipe(capsys):
+    assert main(["fit", "--config", "synthtic"]) == 2
+    assert "Write `synthetic` if that was meant, or give the path" in capsys.readouterr().err
 
 
 def test_missing_recipe(capsys):
@@ -191,7 +204,7 @@ def test_null_where_there_is_no_none(tmp_path, capsys):
         ([], "There is no command. Choose one of `compare`, `completion`, `data`, `fit`, `plot`, `report`, `sweep`"),
         (["train"], "There is no command `train`. Choose one of"),
         (["plot"], "names no folder. Give a run's, as in `feddua plot runs/synthetic/version_0`."),
-        (["compare"], "names no model or no data. Give a recipe, as in `feddua compare --config synthetic`."),
+        (["compare"], "names no recipe. Give one, as in `feddua compare --config synthetic`."),
         (
             ["sweep", "--config", "synthetic"],
             "names nothing to vary. Give a key and values, as in `feddua sweep --space",

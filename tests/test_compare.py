@@ -158,7 +158,8 @@ def test_a_failed_run_is_named_and_does_not_stop_the_others(tmp_path, capsys):
         (["--server", "FedAvg"], "`--server` was given to a comparison of servers. "),
         (["--seeds", "0"], "`--seeds 0` is less than 1. "),
         (["--jobs", "-1"], "`--jobs -1` is less than 1. "),
-        (["--jbos", "2"], "unrecognized arguments: --jbos. "),
+        (["--jbos", "2"], "unrecognized arguments: --jbos. Write `--jobs` if that was meant"),
+        (["--max_rounds", "2"], "unrecognized arguments: --max_rounds. Write `--loop.max_rounds` if that was meant"),
         (["--out", "/dev/null"], "The folder `/dev/null` cannot be written: "),
     ],
 )

@@ -1,5 +1,14 @@
 """TensorBoard by one flag, and any logger of Lightning's by its class in a recipe."""
 
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib
 import numpy as np
 import pytest
 import yaml
@@ -11,6 +20,7 @@ from lightning_feddua.data import SyntheticRegression
 from lightning_feddua.errors import ConfigurationError
 from lightning_feddua.models import LinearRegression
 from tests.test_compare import read, write_recipe
+from tests.test_readme import PAGES, blocks
 
 
 class Norms(FederatedCallback):
@@ -118,19 +128,56 @@ def test_a_logger_of_lightning_by_its_class(tmp_path):
     assert [float(row["val_loss"]) for row in logged] == pytest.approx([float(row["val_loss"]) for row in rows])
 
 
-def test_wandb_offline(tmp_path, monkeypatch):
-    wandb = pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    folder = tmp_path / "wandb_runs"
-    folder.mkdir()
-    with_logger(tmp_path, "lightning.pytorch.loggers.WandbLogger", project="feddua", offline=True, save_dir=str(folder))
-    try:
-        assert wandb.run.offline
-        assert wandb.run.summary["eta_g"] > 0
-    finally:
-        wandb.finish()
-    (log,) = folder.glob("wandb/offline-run-*/*.wandb")
-    assert log.stat().st_size > 0
+@pytest.fixture
+def wandb_environment(tmp_path):
+    """All that W&B writes lands in the test's folder, and what it sent would come to a proxy that listens here."""
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        proxy.setblocking(False)
+        address = f"http://127.0.0.1:{proxy.getsockname()[1]}"
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "XDG_"))}
+        folders = {"HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "temporary")}
+        for folder in folders.values():
+            Path(folder).mkdir()
+        # Matplotlib, which torchmetrics imports, would look for all fonts again in a new home.
+        folders["MPLCONFIGDIR"] = matplotlib.get_cachedir()
+        proxies = {"HTTP_PROXY": address, "HTTPS_PROXY": address, "NO_PROXY": "127.0.0.1,localhost"}
+        yield {**kept, **folders, **proxies, "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
+        with pytest.raises(BlockingIOError):
+            proxy.accept()
+
+
+def wandb_history(path):
+    """The rows that were logged: records in a log of LevelDB's format, in protobuf."""
+    records = pytest.importorskip("wandb.proto.wandb_internal_pb2")
+    content, rest, rows = path.read_bytes(), b"", []
+    position = 7  # after the file's own header
+    while position + 7 <= len(content):
+        # A record does not cross a block; what is left of one is filled up.
+        if (left := -position % 32768) < 7 and left:
+            position += left
+        _, length, kind = struct.unpack("<IHB", content[position : position + 7])
+        rest += content[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # whole, or the last part of one
+            items = records.Record.FromString(rest).history.item
+            rows += [{item.key or item.nested_key[0]: json.loads(item.value_json) for item in items}] if items else []
+            rest = b""
+    return rows
+
+
+def test_wandb_offline_with_the_recipe_of_the_documentation(tmp_path, wandb_environment):
+    pytest.importorskip("wandb")
+    (recipe,) = (block for page in PAGES for _, block in blocks(page) if block.startswith("# wandb.yaml"))
+    (tmp_path / "wandb.yaml").write_text(recipe)
+    write_recipe(tmp_path / "tiny.yaml")
+    command = [sys.executable, "-m", "lightning_feddua", "fit", "--config", "tiny.yaml", "--config", "wandb.yaml"]
+    subprocess.run(command, cwd=tmp_path, env=wandb_environment, check=True, timeout=300)
+    (log,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    logged = wandb_history(log)
+    rows = read(tmp_path / "runs/version_0/metrics.csv")
+    assert len(logged) == len(rows) == 7
+    for name in ("eta_g", "val_loss", "heterogeneity"):
+        assert [row[name] for row in logged] == pytest.approx([float(row[name]) for row in rows])
 
 
 def test_mlflow_in_a_folder(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""The table of the README is the classes' own account of themselves, and agrees with the paper's Table 1."""
+"""The table in the documentation is the classes' own account of themselves, and agrees with the paper's Table 1."""
 
 from pathlib import Path
 
@@ -7,12 +7,12 @@ import pytest
 from lightning_feddua import clients, servers
 from lightning_feddua.methods import METHODS, markdown
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+PAGE = (Path(__file__).parent.parent / "docs/client_algorithm.md").read_text()
 ROWS = {row[0]: row for row in ([cell.strip() for cell in line.split("|")[1:-1]] for line in markdown().splitlines())}
 
 
-def test_the_readme_has_the_table():
-    assert f"\n{markdown()}\n" in README, "Paste what `python -m lightning_feddua.methods` prints."
+def test_the_page_has_the_table():
+    assert f"\n{markdown()}\n" in PAGE, "Paste what `python -m lightning_feddua.methods` prints."
 
 
 @pytest.mark.parametrize(

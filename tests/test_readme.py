@@ -1,6 +1,7 @@
 """What README and docs say is done: their code runs, and so do their commands, on small tasks.
 
-A command that says `# needs …` (GPUs, a cluster, the hub) in its line or block is only parsed.
+A command that says `# needs …` (GPUs, a cluster, the hub) in its line or block is only parsed, and so is one in
+the text.
 """
 
 import importlib.util
@@ -11,8 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_feddua import FedAvg, cli
+from lightning_feddua import FedAvg, FederatedLoop, cli
 from lightning_feddua.comparison import method_arguments
+from lightning_feddua.data import SyntheticRegression
+from lightning_feddua.models import LinearRegression
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -24,14 +27,30 @@ def blocks(page):
     return re.findall(r"```(\w+)\n(.*?)```", page.read_text(), re.DOTALL)
 
 
+COMMAND = re.compile(rf"(?:feddua|-m lightning_feddua) ((?:{'|'.join(cli.COMMANDS)})\b[^>&]*)")
+# What the suite itself is started with, and the shell's own.
+NOT_OURS = re.compile(r"pip install |pytest|wait$")
+
+
 def commands(block):
     """Arguments of each command in a block of bash, and whether it can run anywhere."""
     everywhere = not re.search(r"^# needs ", block, re.MULTILINE)
     for line in block.replace("\\\n", " ").splitlines():
         line, _, comment = line.partition("#")
-        match = re.search(rf"(?:feddua|-m lightning_feddua) ((?:{'|'.join(cli.COMMANDS)}) [^>&]*)", line)
-        if match:
-            yield shlex.split(match[1]), everywhere and not comment.strip().startswith("needs ")
+        found = COMMAND.findall(line)
+        assert found or not line.strip() or NOT_OURS.match(line), f"`{line}` is not tried by any test."
+        for arguments in found:
+            yield shlex.split(arguments), everywhere and not comment.strip().startswith("needs ")
+
+
+def commands_in_the_text(page):
+    """Those between backticks, with words in capitals for what is the reader's; some are cut short by an ellipsis."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for command in re.findall(r"`(feddua [^`]*--[^`]*)`", text):
+        if "…" not in command:
+            arguments = COMMAND.fullmatch(" ".join(command.split()))
+            assert arguments, command
+            yield shlex.split(arguments[1].replace("NAME", "FedExP").replace("SEED", "3"))
 
 
 def write_file(folder, block):
@@ -76,50 +95,81 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_commands_of_a_page_run(page, folder, monkeypatch, capsys):
+def test_commands_of_a_page_run(page, folder, capsys):
     count = 0
     for language, block in blocks(page):
         write_file(folder, block)
         for arguments, everywhere in commands(block) if language == "bash" else []:
             (run if everywhere else parse)(arguments)
             count += 1
-    assert count >= 3
-    if page.stem == "README":
+    assert count
+    # They may name what the others have made.
+    for arguments in commands_in_the_text(page):
+        parse(arguments)
+    if page.stem == "compare_tune_watch":
         for result in ("curves.pdf", "report.html", "runs/synthetic/sweep/best/FedAvg.yaml"):
             assert (folder / result).is_file()
 
 
-@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.stem)
-def test_python_of_a_page_runs(page, folder):
+def run_python(stem):
+    """What a page's examples, one after another, have defined."""
     scope = {"__name__": "page"}
-    for language, block in blocks(page):
+    for language, block in blocks(next(page for page in PAGES if page.stem == stem)):
         if language == "python":
             exec(block, scope)  # the documentation is the code under test
+    return scope
 
 
-def test_python_examples_run_one_after_another(folder, capsys):
-    examples = [block for language, block in blocks(PAGES[0]) if language == "python"]
-    assert len(examples) == 8
-    scope = {}
-    for example in examples:
-        exec(example, scope)  # the documentation is the code under test
-    for example in (examples[0], examples[2]):
-        assert len([line for line in example.splitlines() if line]) <= 10
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_python_of_a_page_runs(page, folder):
+    run_python(page.stem)
 
-    loop = type(scope["loop"])(server=scope["FedSign"](0.5), max_rounds=1, local_steps=1)
-    model = scope["Net"]()
-    before = model.head.bias.detach().clone()
-    loop.fit(model, scope["data"])
-    assert ((model.head.bias - before).abs() - 0.5).abs().max() < 1e-6
-    loop = type(scope["loop"])(
-        server=FedAvg(), client=scope["FedDyn"](alpha=0.3), max_rounds=1, local_steps=2, engine="sequential"
-    )
-    before = torch.cat([p.detach().flatten() for p in model.parameters()])
-    loop.fit(model, scope["data"])
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_the_help_of_a_command_has_an_example_that_is_right(name, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit):
+        cli.main([name, "--help"])
+    (example,) = re.findall(r"^Example: (feddua .*)$", capsys.readouterr().out, re.MULTILINE)
+    ((arguments, _),) = commands(example)
+    assert arguments[0] == name
+    parse(arguments)
+
+
+def test_the_first_example_is_short():
+    example = next(block for language, block in blocks(PAGES[0]) if language == "python")
+    assert len([line for line in example.splitlines() if line]) <= 10
+
+
+def test_the_readme_is_read_in_five_minutes():
+    assert len(PAGES[0].read_text().splitlines()) <= 240
+
+
+def fit_linear(model, **arguments):
+    loop = FederatedLoop(**arguments, max_rounds=1, local_steps=2, engine="sequential", precision="64-true")
+    loop.fit(model, SyntheticRegression(dim=6, num_clients=3))
+    return loop
+
+
+def test_the_server_rule_does_what_it_says(folder):
+    model = LinearRegression(dim=6)
+    loop = fit_linear(model, server=run_python("server_rule")["FedSign"](0.5))
+    # The model starts from zero.
+    assert loop.weights.abs().tolist() == [0.5] * 6
+
+
+def test_the_client_algorithm_does_what_it_says(folder):
+    model = LinearRegression(dim=6)
+    loop = fit_linear(model, server=FedAvg(), client=run_python("client_algorithm")["FedDyn"](alpha=0.3))
     h = torch.stack([loop.states.get(i)[0] for i in range(len(loop.states))]).mean(0)
-    torch.testing.assert_close(h, -0.3 * (loop.weights - before), rtol=1e-4, atol=1e-6)
+    assert loop.weights.abs().min() > 0
+    torch.testing.assert_close(h, -0.3 * loop.weights)
+
+
+def test_the_mirror_map_is_one(folder):
+    cosh = run_python("mirror_map")["Cosh"]()
     w = torch.linspace(-3, 3, 7, dtype=torch.float64)
-    torch.testing.assert_close(scope["Cosh"]().grad_phi(scope["Cosh"]().grad_psi(w)), w)
+    torch.testing.assert_close(cosh.grad_phi(cosh.grad_psi(w)), w)
 
 
 def test_links_between_pages_lead_somewhere():

@@ -2,7 +2,12 @@
 
 import importlib.util
 import math
+import multiprocessing
+import os
 import re
+import signal
+import sys
+import time
 
 import matplotlib
 import numpy as np
@@ -89,6 +94,31 @@ def test_finished_runs_are_kept_and_a_larger_space_adds_to_them(swept, capsys):
     assert main(larger) == 0
     assert "18 runs, 12 of them finished before" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in marks} == marks
+
+
+@pytest.mark.parametrize(("signal_number", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
+def test_a_sweep_cut_short_ends_as_if_it_had_not_been(tmp_path, signal_number, code):
+    recipe = write_recipe(tmp_path / "tiny.yaml")
+    arguments = ["sweep", "--config", recipe, "--methods", "FedAvg", "--space", "model.lr=0.01,0.1", "--jobs", "1"]
+    arguments += ["--loop.max_rounds", "100", "--out"]
+    out = tmp_path / "out"
+    command = multiprocessing.get_context("fork").Process(target=lambda: sys.exit(main([*arguments, str(out)])))
+    command.start()
+    first, second = (out / f"FedAvg/model.lr={lr},seed_0" for lr in ("0.01", "0.1"))
+    deadline = time.monotonic() + 60
+    while not (second / "version_0/metrics.csv").is_file() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.kill(command.pid, signal_number)
+    command.join(60)
+    assert command.exitcode == code
+    before = (first / "finished.json").stat().st_mtime_ns
+    assert not (second / "finished.json").exists()
+
+    assert main([*arguments, str(out)]) == 0
+    assert (first / "finished.json").stat().st_mtime_ns == before
+    assert main([*arguments, str(tmp_path / "never stopped")]) == 0
+    for file in ("table.csv", "table.md", "best/FedAvg.yaml"):
+        assert (out / file).read_text() == (tmp_path / "never stopped" / file).read_text()
 
 
 def test_what_fails_or_diverges_is_never_the_best(tmp_path, capsys):

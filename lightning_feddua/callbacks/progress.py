@@ -3,16 +3,18 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
-from tqdm import tqdm
+from typing import TYPE_CHECKING, TextIO
 
 from lightning_feddua.__about__ import __version__
 from lightning_feddua.callbacks.base import FederatedCallback
 from lightning_feddua.collectives import gather_objects
 
 if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
     from lightning_feddua.loop import FederatedLoop
+
+_REDRAW_SECONDS = 0.1
 
 
 class ProgressBar(FederatedCallback):
@@ -26,7 +28,7 @@ class ProgressBar(FederatedCallback):
 
     def __init__(self, refresh_seconds: float = 10.0) -> None:
         self._refresh_seconds = refresh_seconds
-        self._bar: tqdm | None = None
+        self._bar: _Bar | None = None
 
     def on_fit_start(self, loop: FederatedLoop) -> None:
         """Print the header."""
@@ -37,27 +39,27 @@ class ProgressBar(FederatedCallback):
             print(line, flush=True)
         self._start = self._last_line = time.monotonic()
         self._first_round = loop.current_round
-        if sys.stderr.isatty():
-            self._bar = tqdm(
-                total=loop.max_rounds, initial=loop.current_round, unit="round", dynamic_ncols=True, file=sys.stderr
-            )
+        # A run that ended in the middle of a hook may have left one.
+        self._close()
+        if (console := drawing_console(sys.stderr)) is not None:
+            self._bar = _Bar(console, loop.max_rounds)
+            self._bar.draw(loop.current_round, "starting", "")
 
     def on_round_end(self, loop: FederatedLoop, round: int) -> None:
         """Move on."""
         if not loop.fabric.is_global_zero:
             return
+        now, last = time.monotonic(), round + 1 == loop.max_rounds
+        if not last and now - self._last_line < (self._refresh_seconds if self._bar is None else _REDRAW_SECONDS):
+            return
+        self._last_line = now
+        rate = (round + 1 - self._first_round) / (now - self._start)
+        pace = f"{rate:.3g} rounds/s, {duration((loop.max_rounds - round - 1) / rate)} left"
+        numbers = figures(loop.history[-1])
         if self._bar is not None:
-            self._bar.set_postfix_str(figures(loop.history[-1]), refresh=False)
-            self._bar.update()
-        elif time.monotonic() - self._last_line >= self._refresh_seconds or round + 1 == loop.max_rounds:
-            self._last_line = time.monotonic()
-            rate = (round + 1 - self._first_round) / (self._last_line - self._start)
-            left = (loop.max_rounds - round - 1) / rate
-            numbers = figures(loop.history[-1])
-            print(
-                f"round {round + 1}/{loop.max_rounds}  {numbers}  {rate:.3g} rounds/s, {duration(left)} left",
-                flush=True,
-            )
+            self._bar.draw(round + 1, pace, numbers)
+        else:
+            print(f"round {round + 1}/{loop.max_rounds}  {numbers}  {pace}", flush=True)
 
     def on_fit_end(self, loop: FederatedLoop) -> None:
         """Say where the results are."""
@@ -73,6 +75,51 @@ class ProgressBar(FederatedCallback):
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+class _Bar:
+    """A line with the bar and, below it, one with the numbers: both fit into 80 columns."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        from rich.live import Live
+
+        self._total = total
+        # Drawn between rounds and not by a thread, which would not go well with the forks of worker processes. What
+        # others print goes above the bar, but stays in its file if that is where it goes.
+        self._live = Live(console=console, auto_refresh=False, redirect_stdout=sys.stdout.isatty())
+        self._live.start()
+
+    def draw(self, done: int, pace: str, numbers: str) -> None:
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        line = Table.grid(padding=(0, 2, 0, 0), expand=True)
+        for ratio in (None, 1, None):
+            line.add_column(no_wrap=True, ratio=ratio)
+        line.add_row(f"round {done}/{self._total}", bar(done, self._total), pace)
+        self._live.update(Group(line, Text(numbers, no_wrap=True, overflow="ellipsis")), refresh=True)
+
+    def close(self) -> None:
+        self._live.stop()
+
+
+def drawing_console(stream: TextIO) -> Console | None:
+    """A console on a stream where things can be drawn; None for a file, a pipe or a dumb terminal."""
+    if not stream.isatty():
+        return None
+    # Only here, where something is drawn: most imports of this package draw nothing.
+    from rich.console import Console
+
+    console = Console(file=stream, highlight=False, markup=False, emoji=False)
+    return console if console.is_interactive else None
+
+
+def bar(done: int, total: int, width: int | None = None) -> RenderableType:
+    """A bar, as wide as there is room if no width is given."""
+    from rich.progress_bar import ProgressBar as RichBar
+
+    return RichBar(total=max(total, 1), completed=done, width=width)
 
 
 def header(loop: FederatedLoop, devices: list[str]) -> list[str]:
@@ -92,10 +139,15 @@ def header(loop: FederatedLoop, devices: list[str]) -> list[str]:
     ]
 
 
-def figures(row: Mapping[str, float]) -> str:
+def glance(row: Mapping[str, float]) -> dict[str, str]:
     """The numbers of a round that are worth a glance."""
     names = ["eta_g", "loss", *(name for name in row if name.startswith("val_"))]
-    return "  ".join(f"{name} {row[name]:.3g}" for name in dict.fromkeys(names) if name in row)
+    return {name: f"{row[name]:.3g}" for name in dict.fromkeys(names) if name in row}
+
+
+def figures(row: Mapping[str, float]) -> str:
+    """The same in a line."""
+    return "  ".join(f"{name} {number}" for name, number in glance(row).items())
 
 
 def duration(seconds: float) -> str:
