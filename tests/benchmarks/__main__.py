@@ -9,6 +9,7 @@ clients, ranks, population and parameters. Needs a quiet machine.
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ import torch
 from tests.benchmarks.overhead import overhead_table, skew_table
 from tests.benchmarks.peers.environments import PEERS, default_folder
 from tests.benchmarks.report import Row, plot_ratios, ratio_table
-from tests.benchmarks.rounds import measure, variants
+from tests.benchmarks.rounds import BARE, measure, variants
 from tests.benchmarks.scaling import scaling_tables
 from tests.benchmarks.tasks import ROUND_TASKS, TASKS
 
@@ -42,6 +43,9 @@ def main() -> None:
         "--peers", nargs="*", default=[], choices=[*PEERS, "all", []], help="other frameworks, installed when needed"
     )
     parser.add_argument("--venvs", type=Path, default=default_folder(), help="where the peers are installed")
+    parser.add_argument(
+        "--only", default="", help="time only the bare loop and variants whose labels match this regular expression"
+    )
     parser.add_argument("--compile", action="store_true", help="also time compiled local steps")
     parser.add_argument("--plot", type=Path, help="also draw the ratios, into this file")
     arguments = parser.parse_args()
@@ -50,6 +54,7 @@ def main() -> None:
     peers = list(PEERS) if "all" in arguments.peers else arguments.peers
     venvs = arguments.venvs.expanduser().absolute()
     candidates = variants(arguments.threads, arguments.processes, peers, venvs, arguments.compile)
+    candidates = {name: run for name, run in candidates.items() if name == BARE or re.search(arguments.only, name)}
     steps = {} if arguments.steps is None else {"steps": arguments.steps}
     tasks = {name: replace(task, **steps) for name, task in TASKS.items()}
     tables: dict[str, Sequence[Row]] = {}
