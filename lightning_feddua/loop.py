@@ -367,7 +367,7 @@ class FederatedLoop:
         federation.restore(self.weights)
         row["seconds"] = time.perf_counter() - start
         self.history.append(row)
-        federation.view.callback_metrics = {name: torch.tensor(value) for name, value in row.items()}
+        federation.view.round_metrics = {name: torch.tensor(value) for name, value in row.items()}
         self.fabric.log_dict({name: value for name, value in row.items() if name != "round"}, step=round)
         # A signal after the all-reduce is for the next one, unless there is nobody to agree with.
         alone = self.fabric.world_size == 1 and self._preemption.requested
