@@ -321,7 +321,8 @@ class FederatedLoop:
             engine = "sequential" if one_by_one else self.engine
             name, self.engine_note = self._training.choose_engine(engine, self._sample(0))
         self._training.use_engine(name)
-        if federation.datamodule.val_dataset is not None and not is_overridden("validation_step", federation.module):
+        has_data = self.validate_every and federation.datamodule.evaluation_data("validation") is not None
+        if has_data and not is_overridden("validation_step", federation.module):
             rank_zero_warn(
                 f"There is validation data, but `{type(federation.module).__name__}` does not define `validation_step`."
                 " Nothing will be validated."

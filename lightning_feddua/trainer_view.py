@@ -170,6 +170,11 @@ class TrainerView:
     def __getattr__(self, name: str) -> Any:
         if name in ("is_global_zero", "global_rank", "local_rank", "node_rank", "world_size", "print"):
             return getattr(self._fabric, name)
+        if name == "_results":
+            raise RuntimeError(
+                "`self.log` was called where there is nothing to log to in a federated run."
+                " Call it in a step of training, validation or test, or in a hook around those."
+            )
         raise AttributeError(
             f"`self.trainer.{name}` is not available in a federated run. Remove its use from"
             f" `{type(self.lightning_module).__name__}`, or guard it with `hasattr(self.trainer, {name!r})`."

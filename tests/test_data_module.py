@@ -11,7 +11,7 @@ from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from lightning_feddua import ConfigurationError, FederatedDataModule, FederatedLoop
-from lightning_feddua.data import HuggingFaceDataModule, IIDPartitioner, PathologicalPartitioner
+from lightning_feddua.data import HuggingFaceDataModule, IIDPartitioner, NaturalPartitioner, PathologicalPartitioner
 from lightning_feddua.data.module import labels_of
 from lightning_feddua.data.partition import Partition
 from lightning_feddua.sampling import sample_cohort
@@ -52,6 +52,8 @@ def test_partition_of_named_clients():
         ({"eve": [0, 9]}, r"has the index 9, and the dataset has 6 rows\. Give"),
         ([[-1]], r"has the index -1"),
         (12, r"The partition is `12`\. Give index arrays"),
+        ("iid", r"The partition is `'iid'`\. Give index arrays"),
+        (np.arange(3), r"not a list of index arrays"),
         ([0, 1], r"not a list of index arrays, one for each client\. Give"),
         ([[0, 1], [1, 2]], r"gives row 1 2 times: to `0`, `1`\. Give each row"),
         ({"eve": [3, 3]}, r"gives row 3 2 times: to `eve`\. Give each row"),
@@ -156,12 +158,40 @@ class Stream(torch.utils.data.IterableDataset):
     ],
 )
 def test_loaders_that_cannot_be_federated(arguments, message):
-    class Loads(LightningDataModule):
-        def train_dataloader(self):
-            return DataLoader(**{"dataset": classification(6), "batch_size": 2, **arguments})
-
+    loader = DataLoader(**{"dataset": classification(6), "batch_size": 2, **arguments})
     with pytest.raises(ConfigurationError, match=message):
-        FederatedDataModule.from_datamodule(Loads(), [[0, 1], [2, 3]]).setup("fit")
+        FederatedDataModule.from_datamodule(Loaders(loader), [[0, 1], [2, 3]]).setup("fit")
+
+
+class Loaders(LightningDataModule):
+    def __init__(self, train=None, val=None):
+        super().__init__()
+        self.train, self.val = train, val
+
+    def train_dataloader(self):
+        return self.train
+
+    def val_dataloader(self):
+        return self.val
+
+
+def test_loaders_that_are_not_there(tmp_path):
+    train, val = DataLoader(classification(6), batch_size=2), DataLoader(classification(4))
+    loop = FederatedLoop(max_rounds=1, local_steps=1, out_dir=tmp_path, accelerator="cpu", enable_progress_bar=False)
+    for none in (None, []):
+        loop.fit(Classifier(), FederatedDataModule.from_datamodule(Loaders(train, none), np.arange(6).reshape(2, 3)))
+        assert "val_acc" not in loop.history[0]
+    # Before the first round, of which the history would tell.
+    with pytest.raises(ConfigurationError, match=r"`Loaders.val_dataloader` returned a `list` that cannot be indexed"):
+        loop.fit(Classifier(), FederatedDataModule.from_datamodule(Loaders(train, [val, val]), [[0], [1]]))
+    assert loop.history == []
+    with pytest.raises(ConfigurationError, match=r"`LightningDataModule.train_dataloader` returned a `NoneType`"):
+        FederatedDataModule.from_datamodule(LightningDataModule(), [[0]]).setup("fit")
+
+
+def test_natural_clients_keep_their_names():
+    data = FederatedDataModule.from_dataset(classification(4), NaturalPartitioner(), labels=np.array(list("yxyz")))
+    assert {name: len(rows) for name, rows in data.clients.items()} == {"y": 2, "x": 1, "z": 1}
 
 
 class Stages(LightningDataModule):

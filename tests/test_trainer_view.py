@@ -141,6 +141,15 @@ def test_logging_what_cannot_be_logged(fit, log, message):
         fit(Logs())
 
 
+def test_logging_where_nothing_is_logged(fit):
+    class Logs(Classifier):
+        def on_fit_start(self):
+            self.log("x", 1.0)
+
+    with pytest.raises(RuntimeError, match=r"`self.log` was called where there is nothing to log to .*\. Call it in"):
+        fit(Logs())
+
+
 @pytest.mark.parametrize("name", ["round", "eta_g", "clients", "heterogeneity", "seconds"])
 def test_names_of_the_loop_are_not_overwritten(fit, name):
     class Logs(Classifier):

@@ -25,11 +25,11 @@ from torch.utils.data import (
 
 from lightning_feddua.data.client_data import ClientData, Collate
 from lightning_feddua.data.partition import Partition
-from lightning_feddua.data.partitioners import Partitioner
+from lightning_feddua.data.partitioners import NaturalPartitioner, Partitioner
 from lightning_feddua.errors import ConfigurationError, choices
 
 # Who gets which rows: index arrays, a mapping of them by client name, or a partitioner.
-PartitionLike = Sequence[Sequence[int] | np.ndarray] | Mapping[str, Any] | Partitioner
+PartitionLike = Sequence[Sequence[int] | np.ndarray] | np.ndarray | Mapping[str, Any] | Partitioner
 
 
 class FederatedDataModule(LightningDataModule):
@@ -250,11 +250,11 @@ class _WrappedDataModule(FederatedDataModule):
 
 def _single_loader(datamodule: LightningDataModule, name: str) -> DataLoader[Any] | None:
     owner = type(datamodule).__name__
-    if not is_overridden(name, datamodule) and name != "train_dataloader":
+    loader = getattr(datamodule, name)() if is_overridden(name, datamodule) else None
+    if isinstance(loader, list | tuple) and len(loader) <= 1:
+        loader = loader[0] if loader else None
+    if loader is None and name != "train_dataloader":
         return None
-    loader = getattr(datamodule, name)()
-    if isinstance(loader, list | tuple) and len(loader) == 1:
-        loader = loader[0]
     if not isinstance(loader, DataLoader) or not _is_map_style(loader.dataset):
         raise ConfigurationError(
             f"`{owner}.{name}` returned a `{type(loader).__name__}` that cannot be indexed.",
@@ -309,7 +309,7 @@ def dataset_size(name: str, dataset: Dataset[Any]) -> int:
 
 def make_partition(dataset: Dataset[Any], partition: PartitionLike, labels: np.ndarray | None = None) -> Partition:
     """Clients of a dataset by index arrays or by a partitioner."""
-    if not isinstance(partition, Partitioner | Mapping | Sequence):
+    if isinstance(partition, str) or not isinstance(partition, Partitioner | Mapping | Sequence | np.ndarray):
         raise ConfigurationError(
             f"The partition is `{partition!r:.100}`.", "Give index arrays, one for each client, or a partitioner."
         )
@@ -321,6 +321,8 @@ def make_partition(dataset: Dataset[Any], partition: PartitionLike, labels: np.n
                 f"The labels have the shape {labels.shape}, and the dataset has {rows} rows.",
                 "Give one label for each row.",
             )
+        if isinstance(partition, NaturalPartitioner):
+            return Partition.from_values(dataset, labels)
         partition = partition.partition(labels)
     return Partition.from_indices(dataset, partition)
 

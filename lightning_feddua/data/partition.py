@@ -36,7 +36,7 @@ class Partition(Mapping[str, Dataset[Any]]):
 
     @classmethod
     def from_indices(
-        cls, dataset: Dataset[Any], indices: Sequence[Sequence[int] | np.ndarray] | Mapping[str, Any]
+        cls, dataset: Dataset[Any], indices: Sequence[Sequence[int] | np.ndarray] | np.ndarray | Mapping[str, Any]
     ) -> Partition:
         """Clients with the given rows, each row in one client at the most.
 
