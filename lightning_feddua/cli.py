@@ -32,7 +32,7 @@ from lightning_feddua.completion import add_completion_arguments, completion
 from lightning_feddua.data import FederatedDataModule
 from lightning_feddua.errors import ConfigurationError, choices
 from lightning_feddua.loop import FederatedLoop
-from lightning_feddua.plotting import plot_labels
+from lightning_feddua.plotting import check_picture, plot_labels
 from lightning_feddua.recipes import (
     LOOP_SKIPS,
     SECTIONS,
@@ -175,6 +175,8 @@ def _add_config(parser: ArgumentParser) -> None:
 
 
 def _describe_data(parser: ArgumentParser, config: Namespace) -> None:
+    if config.plot is not None:
+        check_picture(Path(config.plot))
     data: FederatedDataModule = parser.instantiate(config).data
     data.prepare_data()
     data.setup("fit")

@@ -38,7 +38,7 @@ class ClientError(RuntimeError):
     """
 
     def __init__(self, client_id: str, round: int, stage: str, cause: BaseException | str) -> None:
-        self.problem = cause if isinstance(cause, str) else f"{type(cause).__name__}: {cause}."
+        self.problem = cause if isinstance(cause, str) else f"{type(cause).__name__}: {str(cause).rstrip('.')}."
         where = "" if isinstance(cause, str) else " The traceback above shows where."
         super().__init__(f"Client `{client_id}` failed in round {round} during {stage}: {self.problem}{where}")
         self.client_id, self.round, self.stage = client_id, round, stage

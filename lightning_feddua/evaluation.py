@@ -12,13 +12,14 @@ import torch
 from lightning import LightningModule
 from lightning.fabric import Fabric
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torchmetrics import Metric
 
 from lightning_feddua.collectives import gather_objects
 from lightning_feddua.data.batch_transfer import BatchTransfer
 from lightning_feddua.data.client_data import ClientData
 from lightning_feddua.errors import ConfigurationError
-from lightning_feddua.log_capture import LogCapture, local_metrics
+from lightning_feddua.log_capture import LogCapture, local_metrics, single_number
 from lightning_feddua.sampling import Purpose, seed_generators
 from lightning_feddua.table import Columns, Row, Table, exchange, means
 from lightning_feddua.trainer_view import TrainerView
@@ -47,6 +48,7 @@ class Evaluator:
     def __init__(
         self, fabric: Fabric, module: LightningModule, view: TrainerView, transfer: BatchTransfer, seed: int = 0
     ) -> None:
+        _check_signatures(module)
         self._fabric = fabric
         self._module = module
         self._view = view
@@ -82,16 +84,22 @@ class Evaluator:
         batches = -(-len(data) // batch_size)
         with local_metrics(self._module), self._evaluating(stage):
             rows, rows[batches], metrics = self._run_batches(data, batch_size, range(batches), stage)
-            columns: Columns = {}
-            for index, row in rows.items():
-                for name, (value, weight) in row.items():
-                    values, weights = columns.setdefault(name, (np.zeros(batches + 1), np.zeros(batches + 1)))
-                    values[index], weights[index] = value.item(), weight
-            # All values first: metrics of one collection may share a state.
-            results = {name: float(metric.compute()) for name, metric in metrics.items()}
+            results = self._reduced(rows, metrics)
+            # After all values: metrics of one collection may share a state.
             for metric in metrics.values():
                 metric.reset()
-            return {**_reduce(columns, self._dtype), **results}
+            return results
+
+    def _reduced(self, rows: dict[int, Row], metrics: dict[str, Metric]) -> dict[str, float]:
+        """What this rank alone has logged, in rows and as Metric objects."""
+        columns: Columns = {}
+        count = max(rows, default=0) + 1
+        for index, row in rows.items():
+            for name, (value, weight) in row.items():
+                values, weights = columns.setdefault(name, (np.zeros(count), np.zeros(count)))
+                values[index], weights[index] = value.item(), weight
+        computed = {name: float(single_number(name, metric.compute())) for name, metric in metrics.items()}
+        return {**_reduce(columns, self._dtype), **computed}
 
     def _run_batches(
         self, data: ClientData, batch_size: int, batches: Iterable[int], stage: Stage
@@ -99,7 +107,7 @@ class Evaluator:
         """What is logged in each of these batches, before and after them, and as Metric objects."""
         capture, device = self._capture, self._fabric.device
         step = getattr(self._module, f"{stage}_step")
-        takes_batch_idx = len(inspect.signature(step).parameters) > 1
+        takes_batch_idx = is_param_in_hook_signature(step, "batch_idx", min_args=2)
         rows: dict[int, Row] = {}
         metrics: dict[str, Metric] = {}
         with capture.attached(self._module):
@@ -120,6 +128,9 @@ class Evaluator:
                 rows[index] = _logged(capture)
                 metrics.update(capture.metrics)
             capture.start()
+            self._view.logged_since = lambda: {
+                name: torch.tensor(value) for name, value in self._reduced(rows, metrics).items()
+            }
             self._hook(f"on_{stage}_epoch_end")
             self._hook(f"on_{stage}_end")
             metrics.update(capture.metrics)
@@ -138,7 +149,8 @@ class Evaluator:
                 )
         results = {}
         for name in sorted(everywhere):
-            results[name] = float(self._module.get_submodule(str(everywhere[name])).compute())  # type: ignore[operator]
+            value = self._module.get_submodule(str(everywhere[name])).compute()  # type: ignore[operator]
+            results[name] = float(single_number(name, value))
         for path in set(everywhere.values()):
             self._module.get_submodule(str(path)).reset()  # type: ignore[operator]
         return results
@@ -148,19 +160,39 @@ class Evaluator:
         """Evaluation mode, and each submodule's own mode again afterwards."""
         modes = [(module, module.training) for module in self._module.modules()]
         flag = "validating" if stage == "validation" else "testing"
-        self._module.eval()
         setattr(self._view, flag, True)
+        if is_overridden(f"on_{stage}_model_eval", self._module):
+            self._hook(f"on_{stage}_model_eval")
+        else:
+            self._module.eval()
         try:
             with torch.inference_mode():
                 yield
         finally:
+            self._view.logged_since = dict
+            if is_overridden(f"on_{stage}_model_train", self._module):
+                self._hook(f"on_{stage}_model_train")
+            else:
+                for module, training in modes:
+                    module.training = training
             setattr(self._view, flag, False)
-            for module, training in modes:
-                module.training = training
 
     def _hook(self, name: str, *args: Any) -> None:
         if is_overridden(name, self._module):
             getattr(self._module, name)(*args)
+
+
+def _check_signatures(module: LightningModule) -> None:
+    """One clear error for a step or a hook that expects several datasets."""
+    for stage in ("validation", "test"):
+        for name in (f"{stage}_step", f"on_{stage}_batch_start", f"on_{stage}_batch_end"):
+            argument = inspect.signature(getattr(module, name)).parameters.get("dataloader_idx")
+            if argument is not None and argument.default is argument.empty:
+                raise ConfigurationError(
+                    f"`{type(module).__name__}.{name}` needs a `dataloader_idx`, and there is one dataset for"
+                    f" {stage} alone.",
+                    "Write `dataloader_idx=0`, or remove it.",
+                )
 
 
 def _logged(capture: LogCapture) -> Row:

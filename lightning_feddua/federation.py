@@ -71,7 +71,7 @@ class Federation:
     def _enter(self) -> None:
         self._stack.enter_context(preserved_random_state(self.fabric.device))
         self.view = TrainerView(self.fabric, self.module)
-        self.view.datamodule = self.datamodule
+        self.view.datamodule = self.datamodule.hook_owner
         self._stack.enter_context(self.view.attached(self.module))
         self._stack.enter_context(self.view.attached(self.datamodule))
         self._stack.enter_context(self.view.attached(self.datamodule.hook_owner))

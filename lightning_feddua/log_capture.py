@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from numbers import Number
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ _KINDS: dict[Any, str] = {
     "max": "max", torch.max: "max", max: "max",
     "min": "min", torch.min: "min", min: "min",
 }  # fmt: skip
+# What the loop itself says of a round.
+_LOOPS_OWN = frozenset({"round", "eta_g", "clients", "heterogeneity", "skipped_clients", "seconds"})
 _REDUCTIONS: dict[str, Reduce] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
 
 
@@ -59,10 +62,17 @@ class LogCapture:
         **kwargs: Any,
     ) -> None:
         """Has the signature of ``LightningModule.log``."""
+        if name in _LOOPS_OWN:
+            raise ValueError(f"`self.log({name!r}, ...)` takes a name that the loop itself logs. Choose another.")
         if isinstance(value, Metric):
             self.metrics[name] = value
             return
         if not isinstance(value, Tensor):
+            if not isinstance(value, Number):
+                raise ValueError(
+                    f"`self.log({name!r}, ...)` was called with a `{type(value).__name__}`."
+                    " Log a number, a tensor of one or a `Metric`; several of them with `self.log_dict`."
+                )
             value = torch.as_tensor(value, device=self._device, dtype=torch.get_default_dtype())
         if value.numel() != 1:
             raise ValueError(
@@ -134,10 +144,21 @@ def local_metrics(module: LightningModule) -> Iterator[None]:
             metric._to_sync, metric.sync_on_compute = to_sync, sync_on_compute
 
 
-def compute_alone(metric: Metric) -> Tensor:
-    """A metric's value on this rank; also for a metric that is not a module's attribute."""
+def compute_alone(name: str, metric: Metric) -> Tensor:
+    """The value on this rank of the metric logged under a name; also for one that is not a module's attribute."""
     before = metric._to_sync, metric.sync_on_compute
     metric._to_sync = metric.sync_on_compute = False
-    value = torch.as_tensor(metric.compute())
-    metric._to_sync, metric.sync_on_compute = before
-    return value
+    try:
+        return single_number(name, metric.compute())
+    finally:
+        metric._to_sync, metric.sync_on_compute = before
+
+
+def single_number(name: str, value: Any) -> Tensor:
+    """What the metric logged under a name has computed; one clear error for a matrix, or several values in a dict."""
+    if not isinstance(value, Tensor | Number) or (isinstance(value, Tensor) and value.numel() != 1):
+        raise ValueError(
+            f"The metric logged as `{name}` computes no single number."
+            " Call its `compute` yourself, and log single numbers of that."
+        )
+    return torch.as_tensor(value)

@@ -321,7 +321,8 @@ class FederatedLoop:
             engine = "sequential" if one_by_one else self.engine
             name, self.engine_note = self._training.choose_engine(engine, self._sample(0))
         self._training.use_engine(name)
-        if federation.datamodule.val_dataset is not None and not is_overridden("validation_step", federation.module):
+        has_data = self.validate_every and federation.datamodule.evaluation_data("validation") is not None
+        if has_data and not is_overridden("validation_step", federation.module):
             rank_zero_warn(
                 f"There is validation data, but `{type(federation.module).__name__}` does not define `validation_step`."
                 " Nothing will be validated."
@@ -367,7 +368,7 @@ class FederatedLoop:
         federation.restore(self.weights)
         row["seconds"] = time.perf_counter() - start
         self.history.append(row)
-        federation.view.callback_metrics = {name: torch.tensor(value) for name, value in row.items()}
+        federation.view.round_metrics = {name: torch.tensor(value) for name, value in row.items()}
         self.fabric.log_dict({name: value for name, value in row.items() if name != "round"}, step=round)
         # A signal after the all-reduce is for the next one, unless there is nobody to agree with.
         alone = self.fabric.world_size == 1 and self._preemption.requested

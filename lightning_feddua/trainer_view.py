@@ -33,7 +33,6 @@ class TrainerView:
     fast_dev_run = False
     sanity_checking = False
     predicting = False
-    should_stop = False
     accumulate_grad_batches = 1
     gradient_clip_algorithm = None
     progress_bar_callback = None
@@ -47,7 +46,9 @@ class TrainerView:
         self.local_optimizers: LocalOptimizers | None = None
         self.datamodule: Any = None
         self.callbacks: list[Any] = []
-        self.callback_metrics: dict[str, Tensor] = {}
+        self.round_metrics: dict[str, Tensor] = {}
+        # What the module has logged since: in this client, or in this validation.
+        self.logged_since: Callable[[], dict[str, Tensor]] = dict
         self.gradient_clip_val: float | None = None
         self.default_root_dir = self.log_dir = "."
         self.training = self.validating = self.testing = False
@@ -75,6 +76,7 @@ class TrainerView:
     def stop_client(self) -> None:
         """Counters as they are outside of clients."""
         self.training = False
+        self.logged_since = dict
         self.current_epoch = self.global_step = 0
 
     def start_client(self, work: LocalWork, size: int | Callable[[], int]) -> None:
@@ -136,11 +138,24 @@ class TrainerView:
         return self.loggers[0] if self.loggers else None
 
     @property
-    def logged_metrics(self) -> dict[str, Tensor]:
-        """The latest round's metrics."""
-        return self.callback_metrics
+    def callback_metrics(self) -> dict[str, Tensor]:
+        """The latest round's metrics, and what the client in training, or a validation at its end, has logged."""
+        return {**self.round_metrics, **self.logged_since()}
 
-    progress_bar_metrics = logged_metrics
+    logged_metrics = progress_bar_metrics = callback_metrics
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether training is to end, which is not for a client to say."""
+        return False
+
+    @should_stop.setter
+    def should_stop(self, stop: bool) -> None:
+        if stop:
+            raise RuntimeError(
+                "`self.trainer.should_stop` cannot be set in a federated run: each client makes the steps that the loop"
+                f" asks for. Remove its use from `{type(self.lightning_module).__name__}`."
+            )
 
     @property
     def num_devices(self) -> int:
@@ -155,6 +170,11 @@ class TrainerView:
     def __getattr__(self, name: str) -> Any:
         if name in ("is_global_zero", "global_rank", "local_rank", "node_rank", "world_size", "print"):
             return getattr(self._fabric, name)
+        if name == "_results":
+            raise RuntimeError(
+                "`self.log` was called where there is nothing to log to in a federated run."
+                " Call it in a step of training, validation or test, or in a hook around those."
+            )
         raise AttributeError(
             f"`self.trainer.{name}` is not available in a federated run. Remove its use from"
             f" `{type(self.lightning_module).__name__}`, or guard it with `hasattr(self.trainer, {name!r})`."

@@ -254,6 +254,8 @@ def test_data_is_described_and_drawn(tmp_path, capsys):
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert main(["data", "--config", "synthetic", "--plot", str(picture)]) == 2
     assert "A `TensorDataset` shows no labels" in capsys.readouterr().err
+    assert main(["data", "--config", "synthetic", "--plot", "labels.xyz"]) == 2
+    assert "`labels.xyz` does not end like a picture. Choose" in capsys.readouterr().err
 
 
 class Digits(FederatedDataModule):

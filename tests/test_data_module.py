@@ -11,7 +11,7 @@ from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from lightning_feddua import ConfigurationError, FederatedDataModule, FederatedLoop
-from lightning_feddua.data import HuggingFaceDataModule, IIDPartitioner, PathologicalPartitioner
+from lightning_feddua.data import HuggingFaceDataModule, IIDPartitioner, NaturalPartitioner, PathologicalPartitioner
 from lightning_feddua.data.module import labels_of
 from lightning_feddua.data.partition import Partition
 from lightning_feddua.sampling import sample_cohort
@@ -52,8 +52,13 @@ def test_partition_of_named_clients():
         ({"eve": [0, 9]}, r"has the index 9, and the dataset has 6 rows\. Give"),
         ([[-1]], r"has the index -1"),
         (12, r"The partition is `12`\. Give index arrays"),
+        ("iid", r"The partition is `'iid'`\. Give index arrays"),
+        (np.arange(3), r"not a list of index arrays"),
         ([0, 1], r"not a list of index arrays, one for each client\. Give"),
-        ([[0, 1], [1, 2]], r"gives row 1 to 2 clients: `0`, `1`\. Give each row"),
+        ([[0, 1], [1, 2]], r"gives row 1 2 times: to `0`, `1`\. Give each row"),
+        ({"eve": [3, 3]}, r"gives row 3 2 times: to `eve`\. Give each row"),
+        ({"eve": [0.5, 1.5]}, r"indices of client `eve` are `float64`\. Give whole numbers"),
+        ([np.arange(6) < 2], r"indices of client `0` are `bool`\. .* `np.flatnonzero\(mask\)`"),
     ],
 )
 def test_bad_partitions(indices, message):
@@ -73,6 +78,8 @@ def test_partitioner_finds_the_labels():
     with pytest.raises(ConfigurationError, match=r"A `Hidden` shows no labels"):
         FederatedDataModule.from_dataset(Hidden(), IIDPartitioner(2))
     assert FederatedDataModule.from_dataset(Hidden(), IIDPartitioner(2), labels=np.zeros(10)).client_sizes().sum() == 10
+    with pytest.raises(ConfigurationError, match=r"labels have the shape \(9,\), and the dataset has 10 rows\. Give"):
+        FederatedDataModule.from_dataset(Hidden(), IIDPartitioner(2), labels=np.zeros(9))
     assert labels_of(torch.utils.data.Subset(dataset, [3, 4])).tolist() == dataset.tensors[1][[3, 4]].tolist()
 
 
@@ -84,6 +91,8 @@ def test_a_list_of_clients_is_refused():
 def test_unknown_client_is_named():
     with pytest.raises(ConfigurationError, match=r"There is no client `zoe`\. Choose one of `alice`"):
         FederatedDataModule({"alice": classification(3)}).client_data("zoe")
+    with pytest.raises(ConfigurationError, match=r"Choose one of `0`, .*, `9` and so on\.$"):
+        FederatedDataModule({str(i): classification(3) for i in range(12)}).client_data("zoe")
 
 
 def test_lightning_datamodule_is_federated(tmp_path):
@@ -123,6 +132,66 @@ def test_wrapped_hooks_and_collation_count(tmp_path):
     assert data.evaluation_data("validation")[1] == 10
     assert "val_acc" in loop.history[0]
     assert data.hook_owner.trainer is None
+
+
+def test_module_finds_its_own_data_module(tmp_path):
+    class Asks(Classifier):
+        def setup(self, stage):
+            assert isinstance(self.trainer.datamodule, WithHooks)
+
+    data = FederatedDataModule.from_datamodule(WithHooks(), IIDPartitioner(2))
+    FederatedLoop(local_steps=1, out_dir=tmp_path, accelerator="cpu").validate(Asks(), data)
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(classification(6))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"sampler": torch.utils.data.SubsetRandomSampler([0, 1])}, r"with a `SubsetRandomSampler`, .* a `Subset`"),
+        ({"sampler": torch.utils.data.WeightedRandomSampler(torch.ones(6), 6)}, r"with a `WeightedRandomSampler`"),
+        ({"sampler": torch.utils.data.RandomSampler(classification(6), num_samples=3)}, r"with a `RandomSampler`"),
+        ({"dataset": Stream()}, r"returned a `DataLoader` that cannot be indexed\. Return"),
+    ],
+)
+def test_loaders_that_cannot_be_federated(arguments, message):
+    loader = DataLoader(**{"dataset": classification(6), "batch_size": 2, **arguments})
+    with pytest.raises(ConfigurationError, match=message):
+        FederatedDataModule.from_datamodule(Loaders(loader), [[0, 1], [2, 3]]).setup("fit")
+
+
+class Loaders(LightningDataModule):
+    def __init__(self, train=None, val=None):
+        super().__init__()
+        self.train, self.val = train, val
+
+    def train_dataloader(self):
+        return self.train
+
+    def val_dataloader(self):
+        return self.val
+
+
+def test_loaders_that_are_not_there(tmp_path):
+    train, val = DataLoader(classification(6), batch_size=2), DataLoader(classification(4))
+    loop = FederatedLoop(max_rounds=1, local_steps=1, out_dir=tmp_path, accelerator="cpu", enable_progress_bar=False)
+    for none in (None, []):
+        loop.fit(Classifier(), FederatedDataModule.from_datamodule(Loaders(train, none), np.arange(6).reshape(2, 3)))
+        assert "val_acc" not in loop.history[0]
+    # Before the first round, of which the history would tell.
+    with pytest.raises(ConfigurationError, match=r"`Loaders.val_dataloader` returned a `list` that cannot be indexed"):
+        loop.fit(Classifier(), FederatedDataModule.from_datamodule(Loaders(train, [val, val]), [[0], [1]]))
+    assert loop.history == []
+    with pytest.raises(ConfigurationError, match=r"`LightningDataModule.train_dataloader` returned a `NoneType`"):
+        FederatedDataModule.from_datamodule(LightningDataModule(), [[0]]).setup("fit")
+
+
+def test_natural_clients_keep_their_names():
+    data = FederatedDataModule.from_dataset(classification(4), NaturalPartitioner(), labels=np.array(list("yxyz")))
+    assert {name: len(rows) for name, rows in data.clients.items()} == {"y": 2, "x": 1, "z": 1}
 
 
 class Stages(LightningDataModule):
@@ -173,11 +242,22 @@ def test_huggingface_client_column(folder, tmp_path):
     assert "val_acc" in loop.history[0]
 
 
+def test_huggingface_folder_of_save_to_disk(tmp_path):
+    dataset = datasets.Dataset.from_dict({"user": ["a", "b", "a"], "x": [1.0, 2.0, 3.0]})
+    dataset.save_to_disk(tmp_path / "saved")
+    data = HuggingFaceDataModule(str(tmp_path / "saved"), client_column="user")
+    data.setup("fit")
+    assert data.client_sizes().tolist() == [2, 1]
+    with pytest.raises(ConfigurationError, match="cannot be loaded"):
+        HuggingFaceDataModule(str(tmp_path / "saved"), client_column="user", val_split="test").setup("fit")
+
+
 def test_huggingface_partitioner(folder):
     data = HuggingFaceDataModule(folder, partitioner=PathologicalPartitioner(3, 1), label_column="label")
     data.setup("fit")
     for i in range(3):
         assert len(set(data.client_data(str(i)).batch(np.arange(10))["label"].tolist())) == 1
+    assert data.num_classes == 3
 
 
 @pytest.mark.parametrize(
@@ -186,6 +266,7 @@ def test_huggingface_partitioner(folder):
         ({"client_column": "writer"}, r"no column `writer`\. Choose one of its columns: `features`, `label`, `user`"),
         ({"client_column": "user", "columns": {"x": "image"}}, r"no column `image`"),
         ({"client_column": "user", "val_split": "dev"}, r"has no split `dev`"),
+        ({"client_column": "user", "min_samples": 9}, r"No client has 9 samples: the largest has 8\. Choose"),
         ({"partitioner": IIDPartitioner(2), "label_column": "user"}, r"column `user` holds .*, not labels"),
         ({"partitioner": IIDPartitioner(2)}, r"partitioner has no labels\. Name"),
         ({}, r"unclear who the clients are: neither"),
@@ -200,6 +281,7 @@ def test_bad_huggingface_arguments(folder, arguments, message):
     ("path", "message"),
     [
         ("./no/such/folder", r"The folder `./no/such/folder` does not exist\. Give"),
+        (__file__, r"test_data_module.py` is a file\. Give the folder"),
         ("nobody/nothing", r"dataset `nobody/nothing` cannot be loaded: .*\. Check the name and the connection"),
     ],
 )

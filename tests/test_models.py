@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from lightning_feddua import ConfigurationError, FederatedDataModule, FederatedLoop
+from lightning_feddua import ClientError, ConfigurationError, FederatedDataModule, FederatedLoop
 from lightning_feddua.models import CharLSTM, FemnistCNN, ResNet18, ViT
 
 
@@ -42,3 +42,13 @@ def test_labels_beyond_the_models_classes(tmp_path):
     loop = FederatedLoop(local_steps=1, out_dir=tmp_path, accelerator="cpu", enable_progress_bar=False)
     with pytest.raises(ConfigurationError, match=r"labels up to 62, and `FemnistCNN` has 62 classes\. Set"):
         loop.fit(FemnistCNN(), data)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_labels_that_nobody_has_counted(engine, tmp_path):
+    dataset = torch.utils.data.TensorDataset(torch.rand(2, 1, 28, 28), torch.tensor([0, 62]))
+    loop = FederatedLoop(
+        local_steps=1, engine=engine, out_dir=tmp_path, accelerator="cpu", enable_progress_bar=False, max_rounds=1
+    )
+    with pytest.raises((ClientError, ConfigurationError), match=r"IndexError: Target 62 is out of bounds\."):
+        loop.fit(FemnistCNN(), FederatedDataModule({"a": dataset, "b": dataset}))

@@ -91,6 +91,22 @@ def test_femnist_is_split_within_writers(femnist):
         Femnist(femnist, min_samples=12).setup("fit")
 
 
+def test_labels_beyond_the_models_classes_are_named(tmp_path, capsys):
+    image = datasets.Image()
+    rows = {"image": [np.zeros((28, 28), np.uint8)] * 4, "writer_id": ["a"] * 4, "character": [0, 1, 2, 70]}
+    features = {"image": image, "writer_id": datasets.Value("string"), "character": datasets.Value("int64")}
+    write(tmp_path, "train", rows, datasets.Features(features))
+    command = ["fit", "--config", "femnist", "--data.path", str(tmp_path), "--data.min_samples", "1"]
+    assert main([*command, "--data.num_clients", "1", "--loop.clients_per_round", "1"]) == 2
+    assert "The data has labels up to 70, and `FemnistCNN` has 62 classes." in capsys.readouterr().err
+    for split, label in (("train", 9), ("test", 10)):
+        features = datasets.Features(img=image, label=datasets.Value("int64"))
+        write(tmp_path / "cifar", split, {"img": [np.zeros((32, 32, 3), np.uint8)], "label": [label]}, features)
+    data = Cifar(str(tmp_path / "cifar"), partitioner=IIDPartitioner(1))
+    data.setup("fit")
+    assert data.num_classes == 11
+
+
 def test_shakespeare_is_split_in_time_with_a_gap(shakespeare):
     data = Shakespeare(shakespeare, num_clients=None, min_samples=300)
     data.setup("fit")

@@ -170,6 +170,16 @@ class OnlyBatch(Common):
         return super().training_step(batch, 0)
 
 
+class AnyArguments(Common):
+    def training_step(self, *args):
+        return super().training_step(*args)
+
+
+class BatchAndKeywords(Common):
+    def training_step(self, batch, **kwargs):
+        return super().training_step(batch, 0)
+
+
 class Hooks(Common):
     """Gradients and batches changed in hooks; overridden optimizer methods."""
 
@@ -255,6 +265,21 @@ class TwoOptimizers(Common):
         return [first, second], [torch.optim.lr_scheduler.StepLR(first, 2)]
 
 
+class ManualDictOutput(Common):
+    """Manual optimization that returns something else than a loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(super().training_step(batch, batch_idx))
+        optimizer.step()
+        return {"index": batch_idx}
+
+
 class LBFGS(Common):
     def configure_optimizers(self):
         return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=3)
@@ -326,6 +351,9 @@ CASES = {
     "clipping": (StepScheduler, labelled(), {"gradient_clip_val": 0.1}),
     "dict output and skipped step": (DictOutput, labelled(), {}),
     "training_step(batch)": (OnlyBatch, labelled(), {}),
+    "training_step(*args)": (AnyArguments, labelled(), {}),
+    "training_step(batch, **kwargs)": (BatchAndKeywords, labelled(), {}),
+    "manual with a dict": (ManualDictOutput, labelled(), {}),
     "hooks": (Hooks, labelled(), {}),
     "counters": (Counters, labelled(), {}),
     "frozen, tied and unused": (FrozenAndTied, labelled(), {}),
@@ -357,6 +385,26 @@ def test_weights_are_those_of_trainer(case, tmp_path):
     assert any(not torch.equal(state[name], value) for name, value in start.items())
     if make is Metrics:
         assert {"accuracy", "c_MulticlassAccuracy", "c_MulticlassF1Score"} <= loop.history[0].keys()
+
+
+@pytest.mark.parametrize("make", [Common, DictOutput, ManualDictOutput])
+def test_batch_ends_with_what_trainer_hands_over(make, tmp_path):
+    class Watches(make):
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            self.seen.append({name: float(value) for name, value in outputs.items()})
+            assert "loss" not in outputs or not outputs["loss"].requires_grad
+
+        def on_train_epoch_end(self):
+            self.seen.append("train_loss" in self.trainer.callback_metrics)
+
+    torch.manual_seed(0)
+    ours = Watches()
+    ours.seen = []
+    theirs = copy.deepcopy(ours)
+    trained_by_trainer(theirs, labelled(), 6, tmp_path)
+    trained_by_loop(ours, labelled(), 6, tmp_path)
+    assert ours.seen == theirs.seen
+    assert len(ours.seen) == 6 + 2
 
 
 def test_fedavg_is_the_average_of_trainers(tmp_path):
@@ -413,8 +461,13 @@ class ValidatedByHand(Validated):
         super().__init__()
         self.outputs = []
 
+    def on_validation_model_eval(self):
+        self.eval()
+        self.net.train()
+
     def on_validation_epoch_start(self):
         self.log("first", 3.0)
+        self.log("mode", float(self.net.training))
 
     def validation_step(self, batch, batch_idx):
         super().validation_step(batch, batch_idx)
@@ -423,6 +476,8 @@ class ValidatedByHand(Validated):
     def on_validation_epoch_end(self):
         self.log("by_hand", self.by_hand.compute())
         self.log("gathered", torch.stack(self.outputs).mean())
+        self.log("seen_loss", self.trainer.callback_metrics["val_loss"])
+        self.log("seen_acc", self.trainer.callback_metrics["val_acc"])
         self.by_hand.reset()
         self.outputs.clear()
 
@@ -440,7 +495,7 @@ def test_validation_is_identical_to_trainer(devices, size, make, tmp_path):
     strategy = "auto" if devices == 1 else "ddp_fork"
     loop = FederatedLoop(local_steps=1, devices=devices, strategy=strategy, accelerator="cpu", out_dir=tmp_path)
     assert loop.validate(module, data) == expected
-    assert len(expected) == (8 if make is Validated else 11)
+    assert len(expected) == (8 if make is Validated else 14)
 
 
 def test_test_step_and_clients(tmp_path):

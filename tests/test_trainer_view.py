@@ -3,6 +3,8 @@ import torch
 from lightning.fabric.loggers import CSVLogger
 from lightning.fabric.loggers.logger import Logger
 from torch import nn
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
 from lightning_feddua import ClientError, ConfigurationError, FedAvg, FederatedDataModule, FederatedLoop
 from tests.modules import Classifier, classification
@@ -109,20 +111,71 @@ def test_logging_reduces_as_asked(fit):
     assert row["epoch"] == 0
 
 
+def updated(metric):
+    metric.update(torch.tensor([0]), torch.tensor([0]))
+    return metric
+
+
 @pytest.mark.parametrize(
-    ("value", "message"),
+    ("log", "message"),
     [
-        ("torch.ones(2)", r"shape \(2,\)\. Log a single number"),
-        ("1.0, reduce_fx=torch.prod", r"reduce_fx=.*not supported"),
+        (lambda m: m.log("x", torch.ones(2)), r"shape \(2,\)\. Log a single number"),
+        (lambda m: m.log("x", 1.0, reduce_fx=torch.prod), r"reduce_fx=.*not supported"),
+        (lambda m: m.log("x", "high"), r"was called with a `str`\. Log a number"),
+        (
+            lambda m: m.log("x", MetricCollection([MulticlassAccuracy(3)])),
+            r"with a `MetricCollection`\. Log .* with `self.log_dict`\.",
+        ),
+        (
+            lambda m: m.log("x", updated(MulticlassConfusionMatrix(3))),
+            r"logged as `x` computes no single number\. Call",
+        ),
     ],
 )
-def test_logging_what_cannot_be_logged(fit, value, message):
+def test_logging_what_cannot_be_logged(fit, log, message):
     class Logs(Classifier):
         def training_step(self, batch, batch_idx):
-            eval(f"self.log('x', {value})")
+            log(self)
 
     with pytest.raises(ClientError, match=message):
         fit(Logs())
+
+
+def test_logging_where_nothing_is_logged(fit):
+    class Logs(Classifier):
+        def on_fit_start(self):
+            self.log("x", 1.0)
+
+    with pytest.raises(RuntimeError, match=r"`self.log` was called where there is nothing to log to .*\. Call it in"):
+        fit(Logs())
+
+
+@pytest.mark.parametrize("name", ["round", "eta_g", "clients", "heterogeneity", "seconds"])
+def test_names_of_the_loop_are_not_overwritten(fit, name):
+    class Logs(Classifier):
+        def training_step(self, batch, batch_idx):
+            self.log(name, 7.0)
+
+    with pytest.raises(ClientError, match=rf"`self.log\('{name}', ...\)` takes a name that the loop .*\. Choose"):
+        fit(Logs())
+
+
+def test_a_client_cannot_stop_the_run(fit):
+    class Stops(Classifier):
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            self.trainer.should_stop = self.trainer.should_stop or self.global_step == 2
+
+    with pytest.raises(ClientError, match=r"`self.trainer.should_stop` cannot be set in a federated run.* Remove"):
+        fit(Stops())
+
+
+@pytest.mark.parametrize("name", ["validation_step", "on_validation_batch_end"])
+def test_several_datasets_for_validation_are_refused(fit, name):
+    def needs_dataloader_idx(self, batch, batch_idx, dataloader_idx):
+        return None
+
+    with pytest.raises(ConfigurationError, match=rf"`Several.{name}` needs a `dataloader_idx`, and .*\. Write"):
+        fit(type("Several", (Classifier,), {name: needs_dataloader_idx})())
 
 
 def module_with(optimizers, **attributes):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -109,17 +109,19 @@ def _compare(
 
     sequential = SequentialEngine(federation, algorithm, states())
     vectorized = VectorizedEngine(federation, algorithm, states())
-    few, expected, random = [], [], False
+    few, expected, random, problem = [], [], False, ""
     for client in clients:
-        # The run itself meets those that fail, and says so with the right round.
-        with suppress(ClientError):
+        try:
             expected += _deltas(sequential, [client], state)
             few.append(client)
             random = random or _drew_numbers(client, state, federation.fabric.device)
+        except ClientError as error:
+            # The run itself meets those that fail, and says so with the right round.
+            problem = error.problem.rstrip(".")
         if len(few) == _TRIAL_CLIENTS:
             break
     if not few:
-        return "its training step failed in a trial", 0.0
+        return f"its training step failed in a trial with {problem}", 0.0
     if random and timed:
         return "it draws random numbers in its steps, and would draw others", 0.0
     try:

@@ -18,7 +18,7 @@ from lightning_feddua.clients.gradients import ExtraGradients
 from lightning_feddua.clients.local_training import LocalTraining
 from lightning_feddua.clients.rounds import LocalRounds
 from lightning_feddua.clients.states import ClientStates
-from lightning_feddua.clients.training_step import TRAINING_HOOKS, loss_of, takes_batch_idx
+from lightning_feddua.clients.training_step import TRAINING_HOOKS, batch_outputs, loss_of, takes_batch_idx
 from lightning_feddua.data.client_data import ReusableBatch
 from lightning_feddua.data.prefetch import BatchRequest, Prefetcher
 from lightning_feddua.errors import ClientError
@@ -126,6 +126,7 @@ class SequentialEngine:
             self._scaler.load_state_dict(self._initial_scaler)
         view.training = True
         view.start_client(work, len(data))
+        view.logged_since = self._logged
         with capture.attached(self._module), local_metrics(self._module):
             self._hook("on_train_start")
             epoch, batch_idx, skipping = -1, 0, False
@@ -198,7 +199,9 @@ class SequentialEngine:
             self._optimizer_step(self._optimizers.optimizers[0], closure)
         if module.automatic_optimization:
             self._optimizers.step_schedulers("step", batch_idx + 1)
-        self._hook("on_train_batch_end", outputs[0], batch, batch_idx)
+        if "on_train_batch_end" in self._overridden:
+            loss = loss_of(outputs[0], module.automatic_optimization)
+            module.on_train_batch_end(batch_outputs(outputs[0], loss), batch, batch_idx)
         return 0
 
     def _training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -209,7 +212,7 @@ class SequentialEngine:
                 output = self._module.training_step(batch, batch_idx)
             else:
                 output = self._module.training_step(batch)
-        if (loss := loss_of(output)) is not None:
+        if (loss := loss_of(output, self._module.automatic_optimization)) is not None:
             self._losses.append(loss.detach())
         return output
 
@@ -296,12 +299,16 @@ class SequentialEngine:
     def _hook(self, name: str, *args: Any) -> Any:
         return getattr(self._module, name)(*args) if name in self._overridden else None
 
+    def _logged(self) -> dict[str, Tensor]:
+        """What the module has logged in this client, reduced over its steps."""
+        values = {name: value for name, (value, _) in self._capture.values().items()}
+        return {**values, **{name: compute_alone(name, metric) for name, metric in self._capture.metrics.items()}}
+
     def _results(self) -> dict[str, Tensor]:
         results = {"loss": torch.stack(self._losses).mean()} if self._losses else {}
         # A module that logs a `loss` of its own has the last word.
-        results.update({name: value for name, (value, _) in self._capture.values().items()})
-        # All values before any reset: metrics of one collection may share a state.
-        results.update({name: compute_alone(metric) for name, metric in self._capture.metrics.items()})
+        results.update(self._logged())
+        # After all values: metrics of one collection may share a state.
         for metric in self._capture.metrics.values():
             metric.reset()
         return results

@@ -1,10 +1,12 @@
 """How a module's training step is called, and what it may override around it."""
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from lightning import LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 
 from lightning_feddua.errors import ConfigurationError
@@ -39,18 +41,24 @@ def takes_batch_idx(module: LightningModule) -> bool:
             f"`{name}.training_step` takes a `dataloader_iter`, and a federated client has none.",
             "Write it as `training_step(self, batch, batch_idx)`.",
         )
-    return len(parameters) > 1
+    return is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
 
 
-def loss_of(output: Any) -> Tensor | None:
-    """The loss in what a `training_step` returned."""
+def loss_of(output: Any, automatic: bool = True) -> Tensor | None:
+    """The loss in what a `training_step` returned. In manual optimization, a dict need not have one."""
     if output is None or isinstance(output, Tensor):
         return output
-    if isinstance(output, dict) and "loss" in output:
-        return output["loss"]
+    if isinstance(output, Mapping) and ("loss" in output or not automatic):
+        return output.get("loss")
     raise TypeError(
         f"`training_step` returned `{type(output).__name__}`. Return the loss, a dict with the key `loss`, or None."
     )
+
+
+def batch_outputs(output: Any, loss: Tensor | None) -> dict[str, Any]:
+    """What `on_train_batch_end` gets, as under Trainer: a dict, whatever `training_step` returned."""
+    outputs = dict(output) if isinstance(output, Mapping) else {}
+    return outputs if loss is None else {**outputs, "loss": loss.detach()}
 
 
 class TrainingStep(nn.Module):

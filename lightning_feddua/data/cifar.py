@@ -50,9 +50,9 @@ class Cifar(FederatedDataModule):
         if self.clients:
             return
         train, train_labels = self._load("train")
-        self.val_dataset, _ = self._load("test")
+        self.val_dataset, test_labels = self._load("test")
         self.test_dataset = self.val_dataset
-        self.num_classes = int(train_labels.max()) + 1
+        self.num_classes = int(max(train_labels.max(), test_labels.max())) + 1
         self.clients = make_partition(train, self.partitioner, train_labels)
 
     def _load(self, split: str) -> tuple[TensorDataset, np.ndarray]:

@@ -44,6 +44,7 @@ class Femnist(NaturalDataModule):
             return
         dataset = load_split(self.path)
         labels = integer_column(dataset, "character")
+        self.num_classes = max(self.num_classes, int(labels.max(initial=-1)) + 1)
         writers = Partition.from_values(dataset, arrow_column(dataset, "writer_id"), self.min_samples)
         rng = np.random.default_rng(self.seed)
         chosen = self.choose_clients(rng, writers)

@@ -20,15 +20,19 @@ def load_split(path: str, split: str = "train") -> datasets.Dataset:
     """One split of a dataset.
 
     Args:
-        path: a hub id, or a local folder with the files that the hub has.
+        path: a hub id, or a local folder with the files that the hub has, or that `save_to_disk` has written.
         split: the name of the split.
     """
     import datasets
 
-    local = Path(path).is_dir()
-    if not local and path.startswith((".", "/", "~")):
+    if Path(path).is_file():
+        raise ConfigurationError(f"`{path}` is a file.", "Give the folder that it is in.")
+    if not Path(path).is_dir() and path.startswith((".", "/", "~")):
         raise ConfigurationError(f"The folder `{path}` does not exist.", "Give an existing folder, or a hub id.")
     try:
+        # What `save_to_disk` has made of one split.
+        if (Path(path) / "state.json").is_file() and split == "train":
+            return datasets.load_from_disk(path)
         return datasets.load_dataset(path, split=split)
     except ValueError as error:
         if "split" in str(error).lower():

@@ -23,7 +23,7 @@ class HuggingFaceDataModule(FederatedDataModule):
         path: a hub id, or a local folder with the files that the hub has.
         client_column: the column that names each row's client; or
         partitioner: splits the rows into clients by ``label_column``. Exactly one of the two.
-        label_column: the labels, for the partitioner.
+        label_column: the labels, for the partitioner, for pictures, and for models that check their number of classes.
         columns: what a sample holds: a mapping from the name it gets to the dataset's column; None for all columns.
         transform: applied to each sample, a dict.
         split: the split that the clients have.
@@ -65,19 +65,22 @@ class HuggingFaceDataModule(FederatedDataModule):
         self.columns, self.transform = columns, transform
         self.split, self.val_split, self.test_split = split, val_split, test_split
         self.min_samples = min_samples
+        self.num_classes: int | None = None
 
     def setup(self, stage: str) -> None:
         """Load the dataset, once."""
         if self.clients:
             return
         dataset = load_split(self.path, self.split)
+        labels = None if self.label_column is None else integer_column(dataset, self.label_column)
+        if labels is not None:
+            self.num_classes = int(labels.max(initial=-1)) + 1
         rows = HubRows(dataset, self.columns, self.transform)
         if self.client_column is not None:
             self.clients = Partition.from_values(rows, arrow_column(dataset, self.client_column), self.min_samples)
         else:
             assert self.partitioner is not None
-            assert self.label_column is not None
-            self.clients = make_partition(rows, self.partitioner, integer_column(dataset, self.label_column))
+            self.clients = make_partition(rows, self.partitioner, labels)
         self.val_dataset = self._load_rows(self.val_split)
         self.test_dataset = self._load_rows(self.test_split)
 

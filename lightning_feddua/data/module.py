@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from lightning import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, default_collate
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
 
 from lightning_feddua.data.client_data import ClientData, Collate
 from lightning_feddua.data.partition import Partition
-from lightning_feddua.data.partitioners import Partitioner
+from lightning_feddua.data.partitioners import NaturalPartitioner, Partitioner
 from lightning_feddua.errors import ConfigurationError, choices
 
 # Who gets which rows: index arrays, a mapping of them by client name, or a partitioner.
-PartitionLike = Sequence[Sequence[int] | np.ndarray] | Mapping[str, Any] | Partitioner
+PartitionLike = Sequence[Sequence[int] | np.ndarray] | np.ndarray | Mapping[str, Any] | Partitioner
 
 
 class FederatedDataModule(LightningDataModule):
@@ -101,7 +113,8 @@ class FederatedDataModule(LightningDataModule):
     ) -> FederatedDataModule:
         """Clients that share the training data of a LightningDataModule written for Trainer.
 
-        Batch size, collation, validation and test data, and batch-transfer hooks are the data module's own.
+        Batch size, collation, validation and test data, and batch-transfer hooks are the data module's own. The order
+        of samples is the loop's, and with ``local_epochs`` a pass ends with what is left, also under ``drop_last``.
 
         Args:
             datamodule: any LightningDataModule with map-style datasets.
@@ -145,8 +158,10 @@ class FederatedDataModule(LightningDataModule):
         try:
             dataset = self.clients[client_id]
         except KeyError:
+            known = [str(name) for name in islice(self.clients, 11)]
+            more = " and so on" if len(known) > 10 else ""
             raise ConfigurationError(
-                f"There is no client `{client_id}`.", f"Choose one of {choices(list(self.clients)[:10])} …."
+                f"There is no client `{client_id}`.", f"Choose one of {choices(known[:10])}{more}."
             ) from None
         return ClientData(dataset, self.collate_fn)
 
@@ -170,7 +185,7 @@ class FederatedDataModule(LightningDataModule):
 
     @property
     def hook_owner(self) -> LightningDataModule:
-        """The data module whose batch-transfer hooks count."""
+        """The data module whose batch-transfer hooks count, and which the module finds at ``self.trainer``."""
         return self
 
     def train_dataloader(self) -> Any:
@@ -235,17 +250,31 @@ class _WrappedDataModule(FederatedDataModule):
 
 def _single_loader(datamodule: LightningDataModule, name: str) -> DataLoader[Any] | None:
     owner = type(datamodule).__name__
-    if not is_overridden(name, datamodule) and name != "train_dataloader":
+    loader = getattr(datamodule, name)() if is_overridden(name, datamodule) else None
+    if isinstance(loader, list | tuple) and len(loader) <= 1:
+        loader = loader[0] if loader else None
+    if loader is None and name != "train_dataloader":
         return None
-    loader = getattr(datamodule, name)()
-    if isinstance(loader, list | tuple) and len(loader) == 1:
-        loader = loader[0]
-    if not isinstance(loader, DataLoader) or not hasattr(loader.dataset, "__getitem__"):
+    if not isinstance(loader, DataLoader) or not _is_map_style(loader.dataset):
         raise ConfigurationError(
             f"`{owner}.{name}` returned a `{type(loader).__name__}` that cannot be indexed.",
             "Return one DataLoader over a map-style dataset.",
         )
+    _check_sampler(owner, name, loader)
     return loader
+
+
+def _check_sampler(owner: str, name: str, loader: DataLoader[Any]) -> None:
+    """One clear error for rows that are not drawn plainly: the loop would draw others."""
+    sampler = getattr(loader.batch_sampler, "sampler", loader.sampler)
+    plain = type(sampler) in (SequentialSampler, DistributedSampler) or (
+        type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(sampler.data_source)
+    )
+    if not plain:
+        raise ConfigurationError(
+            f"`{owner}.{name}` draws its rows with a `{type(sampler).__name__}`, and here the loop draws them.",
+            "Leave the sampler out; where it chooses among the rows, make the dataset a `Subset`.",
+        )
 
 
 def _batch_size(loader: DataLoader[Any]) -> int:
@@ -262,24 +291,39 @@ def _custom_collate(loader: DataLoader[Any]) -> Collate | None:
     return None if loader.collate_fn is default_collate else loader.collate_fn
 
 
+def _is_map_style(dataset: Any) -> bool:
+    # An IterableDataset inherits a `__getitem__` that it does not have.
+    is_sized = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    return is_sized and not isinstance(dataset, IterableDataset)
+
+
 def dataset_size(name: str, dataset: Dataset[Any]) -> int:
     """The number of samples of a client; one clear error where it cannot be indexed."""
-    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+    if not _is_map_style(dataset):
         raise ConfigurationError(
             f"The dataset of client `{name}` is a `{type(dataset).__name__}`, which cannot be indexed.",
             "Give each client a map-style dataset, with `__len__` and `__getitem__`.",
         )
-    return len(dataset)
+    return len(dataset)  # type: ignore[arg-type]
 
 
 def make_partition(dataset: Dataset[Any], partition: PartitionLike, labels: np.ndarray | None = None) -> Partition:
     """Clients of a dataset by index arrays or by a partitioner."""
-    if not isinstance(partition, Partitioner | Mapping | Sequence):
+    if isinstance(partition, str) or not isinstance(partition, Partitioner | Mapping | Sequence | np.ndarray):
         raise ConfigurationError(
             f"The partition is `{partition!r:.100}`.", "Give index arrays, one for each client, or a partitioner."
         )
     if isinstance(partition, Partitioner):
-        partition = partition.partition(labels_of(dataset) if labels is None else np.asarray(labels))
+        labels = labels_of(dataset) if labels is None else np.asarray(labels)
+        rows = len(dataset)  # type: ignore[arg-type]
+        if labels.shape != (rows,):
+            raise ConfigurationError(
+                f"The labels have the shape {labels.shape}, and the dataset has {rows} rows.",
+                "Give one label for each row.",
+            )
+        if isinstance(partition, NaturalPartitioner):
+            return Partition.from_values(dataset, labels)
+        partition = partition.partition(labels)
     return Partition.from_indices(dataset, partition)
 
 

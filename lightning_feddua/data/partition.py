@@ -36,7 +36,7 @@ class Partition(Mapping[str, Dataset[Any]]):
 
     @classmethod
     def from_indices(
-        cls, dataset: Dataset[Any], indices: Sequence[Sequence[int] | np.ndarray] | Mapping[str, Any]
+        cls, dataset: Dataset[Any], indices: Sequence[Sequence[int] | np.ndarray] | np.ndarray | Mapping[str, Any]
     ) -> Partition:
         """Clients with the given rows, each row in one client at the most.
 
@@ -48,12 +48,18 @@ class Partition(Mapping[str, Dataset[Any]]):
             ids, arrays = [str(name) for name in indices], list(indices.values())
         else:
             ids, arrays = [str(i) for i in range(len(indices))], list(indices)
-        arrays = [np.asarray(array, dtype=np.int64) for array in arrays]
+        arrays = [np.asarray(array) for array in arrays]
+        for name, array in zip(ids, arrays, strict=True):
+            if array.size and array.dtype.kind not in "iu":
+                raise ConfigurationError(
+                    f"The indices of client `{name}` are `{array.dtype}`.",
+                    "Give whole numbers; of a mask, `np.flatnonzero(mask)`.",
+                )
         if any(array.ndim != 1 for array in arrays):
             raise ConfigurationError(
                 "The partition is not a list of index arrays, one for each client.", "Give each client its own array."
             )
-        rows = np.concatenate(arrays) if arrays else np.empty(0, np.int64)
+        rows = np.concatenate(arrays).astype(np.int64) if arrays else np.empty(0, np.int64)
         sizes = np.array([len(array) for array in arrays], dtype=np.int64)
         partition = cls(dataset, ids, rows, sizes)
         partition._check()
@@ -72,6 +78,11 @@ class Partition(Mapping[str, Dataset[Any]]):
         order = np.argsort(codes, kind="stable")
         sizes = np.bincount(codes, minlength=len(names))
         keep = sizes >= min_samples
+        if not keep.any():
+            raise ConfigurationError(
+                f"No client has {min_samples} samples: the largest has {sizes.max(initial=0)}.",
+                "Choose a smaller `min_samples`.",
+            )
         if not keep.all():
             order = order[np.repeat(keep, sizes)]
             names, sizes = names[keep], sizes[keep]
@@ -95,8 +106,8 @@ class Partition(Mapping[str, Dataset[Any]]):
             row = int(counts.argmax())
             owners = [name for name, array in self.items_by_rows() if row in array]
             raise ConfigurationError(
-                f"The partition gives row {row} to {counts[row]} clients: {', '.join(f'`{o}`' for o in owners[:3])}.",
-                "Give each row to one client at the most.",
+                f"The partition gives row {row} {counts[row]} times: to {', '.join(f'`{o}`' for o in owners[:3])}.",
+                "Give each row to one client at the most, once.",
             )
 
     def items_by_rows(self) -> Iterator[tuple[str, np.ndarray]]:
