@@ -1,9 +1,14 @@
-"""Folders as runs leave them behind, written by hand."""
+"""Folders as runs leave them behind, written by hand, and commands that make them, to be interrupted."""
 
 import csv
 import json
+import multiprocessing
+import signal
+import sys
 
 import yaml
+
+from lightning_feddua.cli import main
 
 
 def write_run(folder, rows, server="FedAvg", seed=0, **loop):
@@ -25,3 +30,16 @@ def write_run(folder, rows, server="FedAvg", seed=0, **loop):
         json.dumps({"header": [f"{server} on Net"], "environment": {"torch": "2.13", "machine": "Linux"}})
     )
     return folder
+
+
+def started_command(*arguments):
+    """A `feddua` command in a process of its own, which Ctrl-C reaches."""
+
+    def run():
+        # Shells start what is to run in the background with SIGINT ignored, pytest included.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.exit(main(list(arguments)))
+
+    command = multiprocessing.get_context("fork").Process(target=run)
+    command.start()
+    return command

@@ -2,10 +2,8 @@
 
 import csv
 import json
-import multiprocessing
 import os
 import signal
-import sys
 import time
 
 import numpy as np
@@ -15,6 +13,7 @@ import yaml
 from lightning_feddua import many_runs
 from lightning_feddua.cli import main
 from lightning_feddua.comparison import _move_seeds
+from tests.run_folders import started_command
 
 METHODS = ["FedAvg", "FedDuAdagrad", "FedDuAdam"]
 
@@ -112,8 +111,7 @@ def test_a_command_cut_short_takes_its_runs_along_and_can_go_on(tmp_path, signal
     fast = {"server": {"class_path": "FedAvg"}}
     recipe = write_recipe(tmp_path / "tiny.yaml", Fast=fast, Slow={"loop": {"max_rounds": 1_000_000}})
     arguments = ["compare", "--config", recipe, "--jobs", "1", "--out", str(tmp_path / "out")]
-    command = multiprocessing.get_context("fork").Process(target=lambda: sys.exit(main(arguments)))
-    command.start()
+    command = started_command(*arguments)
     slow = tmp_path / "out/Slow/seed_0/version_0/metrics.csv"
     deadline = time.monotonic() + 60
     while not slow.is_file() and time.monotonic() < deadline:

@@ -2,11 +2,9 @@
 
 import importlib.util
 import math
-import multiprocessing
 import os
 import re
 import signal
-import sys
 import time
 
 import matplotlib
@@ -22,6 +20,7 @@ from lightning_feddua.sweep.figure import Line, Panel, plot_panels
 from lightning_feddua.sweep.outcome import Outcome, Trial
 from lightning_feddua.sweep.search import OptunaSearch, grid_search, random_search
 from lightning_feddua.sweep.space import Choice, Range, parse_space
+from tests.run_folders import started_command
 from tests.test_compare import read, without_seconds, write_recipe
 
 SPACE = ["--space", "model.lr=0.01,0.1", "server.eps_g=0,1"]
@@ -102,8 +101,7 @@ def test_a_sweep_cut_short_ends_as_if_it_had_not_been(tmp_path, signal_number, c
     arguments = ["sweep", "--config", recipe, "--methods", "FedAvg", "--space", "model.lr=0.01,0.1", "--jobs", "1"]
     arguments += ["--loop.max_rounds", "100", "--out"]
     out = tmp_path / "out"
-    command = multiprocessing.get_context("fork").Process(target=lambda: sys.exit(main([*arguments, str(out)])))
-    command.start()
+    command = started_command(*arguments, str(out))
     first, second = (out / f"FedAvg/model.lr={lr},seed_0" for lr in ("0.01", "0.1"))
     deadline = time.monotonic() + 60
     while not (second / "version_0/metrics.csv").is_file() and time.monotonic() < deadline:
@@ -239,7 +237,7 @@ def test_spaces(text, dimension):
         (["--space", "model.lrr=1"], "`model`, a `LinearRegression`, has no argument `lrr`. Write `lr`"),
         (["--space", "server.eta=1"], "`server`, a `FedAvg`, has no argument `eta`. Write `eta_g`"),
         (["--space", "loop.max_round=1"], "has no argument `max_round`. Write `max_rounds`"),
-        (["--space", "model.lr=0.1,fast"], "`lr` cannot be `fast`. "),
+        (["--space", "model.lr=0.1,fast"], "`model.lr` cannot be `fast`. "),
         ([*SPACE, "--trials", "0"], "`--trials 0` is less than 1. "),
         ([*SPACE, "--search", "best"], "`search` cannot be `best`. "),
         ([*SPACE, "--methods", "FedFoo"], "There is no server `FedFoo`. "),
