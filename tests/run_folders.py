@@ -1,5 +1,6 @@
 """Folders as runs leave them behind, written by hand, and commands that make them, to be interrupted."""
 
+import atexit
 import csv
 import json
 import multiprocessing
@@ -42,4 +43,6 @@ def started_command(*arguments):
 
     command = multiprocessing.get_context("fork").Process(target=run)
     command.start()
+    # A test that fails leaves it behind, and pytest would wait for its end.
+    atexit.register(command.kill)
     return command
