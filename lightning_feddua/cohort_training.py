@@ -18,7 +18,7 @@ from lightning_feddua.clients.states import ClientStates
 from lightning_feddua.clients.vectorized import VectorizedEngine
 from lightning_feddua.federation import Federation
 from lightning_feddua.reduction import Reduction, RoundUpdate, mean_vector
-from lightning_feddua.sampling import Purpose, deal_lanes, generator
+from lightning_feddua.sampling import LaneDeal, Purpose, deal_lanes, generator
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ class CohortTraining:
         states: what they keep.
         weights: the global weights, which the server moves in place.
         settings: how.
+        spare: memory like the weights, with anything in it, that may be used while a cohort trains.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class CohortTraining:
         states: ClientStates,
         weights: Tensor,
         settings: TrainingSettings,
+        spare: Tensor | None,
     ) -> None:
         self._federation = federation
         self._fabric = federation.fabric
@@ -71,6 +73,7 @@ class CohortTraining:
         self._states = states
         self._weights = weights
         self._settings = settings
+        self._spare = spare
         self._lanes: int | None = None
         self._frozen_checked = False
 
@@ -79,9 +82,10 @@ class CohortTraining:
         if name == "sequential":
             return name, name
         work = self._settings.work
-        clients, state = self._own_clients(cohort, self._deal(cohort, work)), self._global_state(0, work)
+        dealt = self._deal(cohort, work)
+        clients, state = self._own_clients(cohort, dealt.hands), self._global_state(0, work)
         # What fails here fails again in the first round.
-        self._begin_round(clients, state, ClientFaults(self._fabric, "raise"))
+        self._begin_round(clients, dealt.first_half, state, ClientFaults(self._fabric, "raise"))
         return choose_engine(name, self._federation, self._algorithm, clients, state)
 
     def use_engine(self, name: str) -> None:
@@ -91,8 +95,8 @@ class CohortTraining:
         in_lanes = settings.lanes is not None and name != "vectorized"
         self._lanes = max(settings.lanes or 1, fabric.world_size) if in_lanes else None
         size, dtype = self._weights.numel(), self._weights.dtype
-        extra = self._algorithm.extra_vectors
-        self._reduction = Reduction(fabric, size, dtype, self._federation.buffers, extra, self._lanes)
+        extra, buffers = self._algorithm.extra_vectors, self._federation.buffers
+        self._reduction = Reduction(fabric, size, dtype, buffers, extra, self._lanes, self._spare)
         self._faults = ClientFaults(fabric, settings.on_client_error, settings.max_update_norm)
         self._engine: Engine = SequentialEngine(self._federation, self._algorithm, self._states)
         if name == "vectorized":
@@ -123,12 +127,12 @@ class CohortTraining:
             ClientError: a client failed, and that ends the run; on other ranks a ``RankError``.
         """
         work = self._round_work(round)
-        hands = self._deal(cohort, work)
+        hands, first_half = self._deal(cohort, work)
         self._states.move([[cohort[position] for position, _ in hand] for hand in hands])
         clients, state = self._own_clients(cohort, hands), self._global_state(round, work)
         self._faults.start()
-        self._begin_round(clients, state, self._faults)
-        self._reduction.start(len(cohort))
+        self._begin_round(clients, first_half, state, self._faults)
+        self._reduction.start(len(cohort), first_half)
         with self._faults.held():
             self._train(self._faults.remaining(clients), state, notify)
         update = self._reduction.all_reduce(stop(), self._faults.error is not None)
@@ -160,7 +164,7 @@ class CohortTraining:
         rng = generator(self._settings.seed, round, 0, Purpose.ROUND)
         return replace(work, steps=self._algorithm.local_steps(rng, work.steps))
 
-    def _deal(self, cohort: list[int], work: LocalWork) -> list[list[tuple[int, int]]]:
+    def _deal(self, cohort: list[int], work: LocalWork) -> LaneDeal:
         """The clients that each rank trains, as places in the cohort, and their lanes."""
         # Where all make as many steps, nobody's size is asked for: it may take making a dataset to find out.
         equal = work.steps is not None
@@ -183,12 +187,12 @@ class CohortTraining:
         settings = self._settings
         return GlobalState(round, settings.seed, self._weights, work, settings.local_lr_decay**round)
 
-    def _begin_round(self, clients: list[Client], state: GlobalState, faults: ClientFaults) -> None:
+    def _begin_round(self, clients: list[Client], first_half: int, state: GlobalState, faults: ClientFaults) -> None:
         """Tell the algorithm what it wants to know before the local steps. A collective where it asks for a mean."""
         federation = self._federation
         federation.optimizers.reset(state.lr_factor)
         mean_gradient = None
         if self._algorithm.needs_mean_gradient:
             vectors = faults.gradients(clients, state, ExtraGradients(federation).of_client)
-            mean_gradient = mean_vector(self._fabric, vectors, like=self._weights, lanes=self._lanes)
+            mean_gradient = mean_vector(self._fabric, vectors, self._weights, self._lanes, first_half)
         self._algorithm.begin_round(federation.optimizers.lr, mean_gradient)

@@ -289,7 +289,7 @@ class FederatedLoop:
         if self.on_client_error == "skip" or self.max_update_norm is not None:
             check_unequal(self.client)
         self.weights = federation.global_weights()
-        # (w_{t+1} + w_t)/2, which is evaluated where the step is adaptive.
+        # (w_{t+1} + w_t)/2, which is evaluated where the step is adaptive. While a cohort trains, sums are made in it.
         self.average = self.weights.clone() if self.server.adaptive else None
         size, dtype = self.weights.numel(), self.weights.dtype
         self.client.set_up(self.weights, len(federation.client_ids), self.local_steps)
@@ -311,7 +311,7 @@ class FederatedLoop:
             on_client_error=self.on_client_error,
             max_update_norm=self.max_update_norm,
         )
-        self._training = CohortTraining(federation, self.client, self.states, self.weights, settings)
+        self._training = CohortTraining(federation, self.client, self.states, self.weights, settings, self.average)
         if found is not None:
             name, self.engine_note = known_engine(self.engine, found.state["engine"])
             restore(self, found)
@@ -382,11 +382,11 @@ class FederatedLoop:
 
     def _apply(self, update: RoundUpdate) -> None:
         """Let the server and the algorithm step; without a client nothing moves."""
+        if self.average is not None:
+            self.average.copy_(self.weights)
         if len(update.squared_norms) == 0:
             self.eta_g = 0.0
             return
-        if self.average is not None:
-            self.average.copy_(self.weights)
         self._call("on_aggregate_end", update=update)
         self.client.aggregate(self.weights, update, self.eta_g)
         if self.average is not None:

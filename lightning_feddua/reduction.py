@@ -64,45 +64,67 @@ class LaneSums:
     """Sums of vectors whose bits do not depend on how many ranks there are, nor on which rank adds what.
 
     Floats summed in another order give other bits. So each vector belongs to a lane, which the cohort alone decides; a
-    lane is summed on one rank, in order, and lanes are summed in order. Between ranks each lane has a window of its own
-    in the reduced buffer, where the others add zeros; a single rank needs the windows of two.
+    lane is summed on one rank, in order; the lanes of each half are summed in order, and then the halves. One or two
+    ranks, of which each has whole halves, reduce a window for each half, and sum a lane in a spare one. Between more of
+    them each lane has a window of its own in the reduced buffer, where the others add zeros.
 
     Args:
         lanes: the number of lanes; None for a sum in whatever order is fastest.
         world_size: the number of ranks.
+        spare: memory of the first part's length, with anything in it, that may be used from :meth:`start` to
+            :meth:`close`; its own if left out.
     """
 
-    def __init__(self, lanes: int | None, world_size: int) -> None:
-        self.windows = 1 if lanes is None else lanes if world_size > 1 else 2
-        self._in_order = lanes is not None and world_size == 1
+    def __init__(self, lanes: int | None, world_size: int, spare: Tensor | None = None) -> None:
+        self._whole_halves = lanes is not None and world_size <= 2
+        self.windows = 1 if lanes is None else 2 if self._whole_halves else lanes
+        self._given = [] if spare is None else [spare]
+        self._own: list[Tensor] = []
 
-    def start(self, windows: Tensor) -> None:
-        """Begin with zeros in all windows, the rows of a matrix."""
-        self._rows = windows
-        self._lane = 0
+    def start(self, windows: Tensor, parts: Sequence[int], first_half: int) -> None:
+        """Begin with zeros.
 
-    def lane(self, lane: int) -> Tensor:
-        """Where a lane is summed. A single rank asks for one lane after another."""
-        if not self._in_order:
-            return self._rows[lane]
+        Args:
+            windows: the rows of a matrix.
+            parts: the lengths of what a row consists of.
+            first_half: how many lanes make the first half.
+        """
+        self._windows = windows
+        self._parts = list(parts)
+        self._first_half = first_half
+        self._lane: int | None = None
+        if self._whole_halves:
+            sizes = self._parts[len(self._given) :]
+            if [part.numel() for part in self._own] != sizes:
+                self._own = [windows.new_empty(size) for size in sizes]
+
+    def lane(self, lane: int) -> Sequence[Tensor]:
+        """Where the parts of a lane are summed. A rank asks for one lane after another."""
+        if not self._whole_halves:
+            return self._windows[lane].split(self._parts)
+        spare = [*self._given, *self._own]
         if lane != self._lane:
-            assert lane > self._lane, "lanes come in order"
-            self._flush()
+            self.close()
             self._lane = lane
-        return self._rows[1]
+            torch._foreach_zero_(spare)
+        return spare
 
-    def total(self) -> Tensor:
-        """The sum over all lanes, in lane order, once the windows have been reduced over ranks."""
-        if self._in_order:
-            self._flush()
-            return self._rows[0]
-        for row in self._rows[1:]:
-            self._rows[0].add_(row)
-        return self._rows[0]
+    def close(self) -> None:
+        """Complete this rank's part, before it is reduced over ranks."""
+        if self._lane is not None:
+            half = self._windows[int(self._lane >= self._first_half)]
+            torch._foreach_add_(list(half.split(self._parts)), [*self._given, *self._own])
+            self._lane = None
 
-    def _flush(self) -> None:
-        self._rows[0].add_(self._rows[1])
-        self._rows[1].zero_()
+    def total(self) -> Sequence[Tensor]:
+        """The parts, summed over all lanes, once the windows have been reduced over ranks."""
+        lanes = list(self._windows)
+        middle = 1 if self._whole_halves else self._first_half
+        halves = [half for half in (lanes[:middle], lanes[middle:]) if half]
+        for first, *others in [*halves, [half[0] for half in halves]]:
+            for other in others:
+                first.add_(other)
+        return self._windows[0].split(self._parts)
 
 
 class Reduction:
@@ -119,6 +141,7 @@ class Reduction:
         buffers: the module's buffers, averaged alongside.
         extra_vectors: names of further vectors of the same size that clients send.
         lanes: see :class:`LaneSums`.
+        spare: likewise, of the size of an update.
     """
 
     def __init__(
@@ -129,21 +152,27 @@ class Reduction:
         buffers: ModuleBuffers,
         extra_vectors: Sequence[str] = (),
         lanes: int | None = None,
+        spare: Tensor | None = None,
     ) -> None:
         self._fabric = fabric
         self._size = size
         self._buffers = buffers
         self._extra_names = tuple(extra_vectors)
-        self._lanes = LaneSums(lanes, fabric.world_size)
+        self._lanes = LaneSums(lanes, fabric.world_size, spare)
         # The lane that clients are added to at present, and the windows of its parts.
         self._lane: int | None = None
-        self._sums: list[Tensor] = []
+        self._sums: Sequence[Tensor] = ()
         self._table = Table(fabric, [_SQUARED_NORM])
         self._buffer = torch.zeros(0, dtype=dtype, device=fabric.device)
         self.stop = self.failed = False
 
-    def start(self, cohort_size: int) -> None:
-        """Begin a round: all sums at zero."""
+    def start(self, cohort_size: int, first_half: int) -> None:
+        """Begin a round: all sums at zero.
+
+        Args:
+            cohort_size: the number of clients of all ranks.
+            first_half: how many lanes make the first half.
+        """
         dtype = self._buffer.dtype
         # A rank's slot ends with the word that it trained anybody.
         slots = (self._fabric.world_size, self._buffers.integer_count + 1, packed_size(dtype))
@@ -157,11 +186,11 @@ class Reduction:
             # All windows on the old buffer first, so that there are never two.
             none = self._buffer.new_zeros(0)
             self._buffer = self._rows = self._votes = self._integer_slots = none
-            self._lanes.start(none)
-            self._sums = []
+            self._lanes.start(none.view(0, 0), self._parts, first_half)
+            self._sums = ()
             self._buffer = none.new_zeros(sum(sizes))
         sums, integers, self._rows, self._votes = self._buffer.split(sizes)
-        self._lanes.start(sums.view(self._lanes.windows, -1))
+        self._lanes.start(sums.view(self._lanes.windows, -1), self._parts, first_half)
         self._lane = None
         self._integer_slots = integers.view(slots)
         self._integer_maximum: Tensor | None = None
@@ -176,7 +205,7 @@ class Reduction:
         """
         weight = update.client.weight
         if update.client.lane != self._lane:
-            self._lane, self._sums = update.client.lane, list(self._lanes.lane(update.client.lane).split(self._parts))
+            self._lane, self._sums = update.client.lane, self._lanes.lane(update.client.lane)
         delta_sum, *extra_sums, float_sum, float_changed = self._sums
         delta_sum.add_(update.delta, alpha=weight)
         for name, extra_sum in zip(self._extra_names, extra_sums, strict=True):
@@ -205,12 +234,13 @@ class Reduction:
         if self._integer_maximum is not None:
             slot = torch.nn.functional.pad(self._integer_maximum, (0, 1), value=1)
             self._integer_slots[self._fabric.global_rank] = pack(slot, self._buffer.dtype)
+        self._lanes.close()
         all_reduce_sum(self._fabric, self._buffer)
         self.stop, self.failed = (self._votes > 0).tolist()
 
         columns = self._table.read(self._rows)
         norms, weights = columns.pop(_SQUARED_NORM)
-        mean_delta, *extra_vectors, float_sum, float_changed = self._lanes.total().split(self._parts)
+        mean_delta, *extra_vectors, float_sum, float_changed = self._lanes.total()
         total = float(weights.sum())
         if total > 0:
             mean_delta.div_(total)
@@ -236,17 +266,18 @@ class Reduction:
 
 
 def mean_vector(
-    fabric: Fabric, vectors: Iterable[tuple[Tensor, float, int]], like: Tensor, lanes: int | None
+    fabric: Fabric, vectors: Iterable[tuple[Tensor, float, int]], like: Tensor, lanes: int | None, first_half: int
 ) -> Tensor:
     """The weighted mean of vectors of which each rank has some, each with its weight and its lane; a collective."""
     sums = LaneSums(lanes, fabric.world_size)
     buffer = torch.zeros(sums.windows, like.numel() + 1, dtype=like.dtype, device=like.device)
-    sums.start(buffer)
+    sums.start(buffer, (like.numel(), 1), first_half)
     for vector, weight, lane in vectors:
-        window = sums.lane(lane)
-        window[:-1].add_(vector, alpha=weight)
-        window[-1] += weight
+        vector_sum, weight_sum = sums.lane(lane)
+        vector_sum.add_(vector, alpha=weight)
+        weight_sum += weight
+    sums.close()
     all_reduce_sum(fabric, buffer)
-    total = sums.total()
+    vector_sum, weight_sum = sums.total()
     # Zero where nobody has one.
-    return total[:-1].div_(total[-1].clamp(min=torch.finfo(total.dtype).tiny))
+    return vector_sum.div_(weight_sum.clamp(min=torch.finfo(like.dtype).tiny))

@@ -10,6 +10,7 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -67,26 +68,40 @@ def deal(costs: Sequence[float], world_size: int) -> list[list[int]]:
     return [sorted(hand) for hand in hands]
 
 
-def deal_lanes(costs: Sequence[float], lanes: int | None, world_size: int) -> list[list[tuple[int, int]]]:
-    """Split a cohort into lanes, which depend on the cohort alone, and deal whole lanes to ranks.
+class LaneDeal(NamedTuple):
+    """A cohort in lanes, dealt to ranks.
+
+    Args:
+        hands: for each rank the positions in the cohort that it trains, each with its lane, lane by lane and
+            each half's lanes in order.
+        first_half: how many lanes make the first half; two ranks have a half each.
+    """
+
+    hands: list[list[tuple[int, int]]]
+    first_half: int
+
+
+def deal_lanes(costs: Sequence[float], lanes: int | None, world_size: int) -> LaneDeal:
+    """Split a cohort into lanes, in two halves, which depend on the cohort alone, and deal whole lanes to ranks.
 
     Args:
         costs: the cost of each member of the cohort, in any unit.
         lanes: the number of lanes; None to deal member by member, all in one lane.
         world_size: the number of ranks.
 
-    Returns:
-        For each rank the positions in the cohort that it trains, each with its lane, lane by lane.
-
-    >>> deal_lanes([1, 1, 1, 1, 1], lanes=4, world_size=2)
-    [[(0, 0), (4, 0), (3, 3)], [(1, 1), (2, 2)]]
+    >>> deal_lanes([1, 1, 1, 1, 1], lanes=4, world_size=2).hands
+    [[(0, 0), (4, 0), (3, 1)], [(1, 2), (2, 3)]]
     """
     if lanes is None:
-        return [[(position, 0) for position in hand] for hand in deal(costs, world_size)]
+        return LaneDeal([[(position, 0) for position in hand] for hand in deal(costs, world_size)], 0)
     # In the order of their first members, so that few clients are trained in the cohort's order.
     members = sorted(deal(costs, lanes), key=lambda lane: lane[:1] or [len(costs)])
-    hands = deal([sum(costs[position] for position in lane) for lane in members], world_size)
-    return [[(position, lane) for lane in hand for position in members[lane]] for hand in hands]
+    lane_costs = [sum(costs[position] for position in lane) for lane in members]
+    halves = deal(lane_costs, 2)
+    number = {lane: place for place, lane in enumerate(halves[0] + halves[1])}
+    hands = halves if world_size == 2 else deal(lane_costs, world_size)
+    dealt = [[(position, number[lane]) for lane in hand for position in members[lane]] for hand in hands]
+    return LaneDeal(dealt, len(halves[0]))
 
 
 def seed_generators(seed: int, round: int, index: int, purpose: Purpose, device: torch.device) -> None:

@@ -51,15 +51,21 @@ fit(1000, 3, 2)
 bare()
 before = peak()
 fit(D, clients=int(sys.argv[1]), cohort=int(sys.argv[2]))
-print((peak() - before) / (4 * D))
+print(f"vectors {(peak() - before) / (4 * D)}", flush=True)
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
-@pytest.mark.parametrize(("clients", "cohort"), [(4, 2), (40, 20)])
-def test_a_rank_takes_six_vectors_besides_the_model(clients, cohort):
-    arguments = [sys.executable, "-c", SCRIPT, str(clients), str(cohort)]
-    run = subprocess.run(arguments, capture_output=True, text=True, timeout=300)
+@pytest.mark.parametrize(("clients", "cohort", "ranks"), [(4, 2, 1), (40, 20, 1), (4, 2, 2), (40, 20, 2)])
+def test_a_rank_takes_six_vectors_besides_the_model(clients, cohort, ranks, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+    run = subprocess.run(
+        [sys.executable, *launcher, str(script), str(clients), str(cohort)], capture_output=True, text=True, timeout=300
+    )
     assert run.returncode == 0, run.stderr
+    vectors = [float(line.split()[-1]) for line in run.stdout.splitlines() if line.startswith("vectors")]
+    assert len(vectors) == ranks
     # A few megabytes of other things besides; one vector more would be 7.
-    assert 5.5 < float(run.stdout.split()[-1]) < 6.25
+    assert all(5.5 < count < 6.25 for count in vectors), vectors

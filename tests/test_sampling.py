@@ -60,14 +60,19 @@ def test_dealing_covers_the_cohort_and_balances(costs, world_size):
 
 @given(st.lists(st.floats(0.1, 100), max_size=40), st.integers(1, 9), st.integers(1, 9))
 def test_lanes_depend_on_the_cohort_alone_and_stay_whole(costs, lanes, world_size):
-    hands = deal_lanes(costs, lanes, world_size)
+    hands, first_half = deal_lanes(costs, lanes, world_size)
     lane_of = {position: lane for hand in hands for position, lane in hand}
     assert sorted(position for hand in hands for position, _ in hand) == list(range(len(costs)))
-    assert lane_of == dict(deal_lanes(costs, lanes, 1)[0])
+    alone = deal_lanes(costs, lanes, 1)
+    assert (lane_of, first_half) == (dict(alone.hands[0]), alone.first_half)
     ranks_of_lanes = {(lane, rank) for rank, hand in enumerate(hands) for _, lane in hand}
     assert len(ranks_of_lanes) == len({lane for lane, _ in ranks_of_lanes})
+    if world_size == 2:
+        assert all(int(lane >= first_half) == rank for lane, rank in ranks_of_lanes)
     for hand in hands:
-        assert [lane for _, lane in hand] == sorted(lane for _, lane in hand)
+        for half in (True, False):
+            of_half = [lane for _, lane in hand if (lane < first_half) == half]
+            assert of_half == sorted(of_half)
         for lane in {lane for _, lane in hand}:
             positions = [position for position, other in hand if other == lane]
             assert positions == sorted(positions)
@@ -84,7 +89,7 @@ def test_a_generator_is_a_function_of_its_arguments(seed, round, client, purpose
 @pytest.mark.parametrize("lanes", [None, 8])
 def test_skewed_sizes_are_split_evenly(others, lanes):
     costs = [10] + [1] * others
-    loads = [sum(costs[position] for position, _ in hand) for hand in deal_lanes(costs, lanes, 2)]
+    loads = [sum(costs[position] for position, _ in hand) for hand in deal_lanes(costs, lanes, 2).hands]
     assert max(loads) <= 1.1 * sum(costs) / 2
 
 
