@@ -195,13 +195,20 @@ class CompiledSteps:
 
         # Only here: without a compiler, the import of this package costs little more than Lightning's.
         import torch._inductor
+        from torch._guards import TracingContext, tracing
+        from torch._subclasses import FakeTensorMode
         from torch.fx.experimental.proxy_tensor import make_fx
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
         examples = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        # With an environment for shapes, although none varies: without one the compiler does not use its cache on disk.
+        mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
         with self._untouched(), _quiet():
             graph = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*examples)
-            # Random numbers as the eager steps draw them.
-            compiled = torch._inductor.compile(graph, list(examples), options={"fallback_random": True})
+            with tracing(TracingContext(mode)):
+                # Random numbers as the eager steps draw them.
+                fakes = [mode.from_tensor(example, static_shapes=True) for example in examples]
+                compiled = torch._inductor.compile(graph, fakes, options={"fallback_random": True})
         return _Compiled(compiled, outputs_spec[-1])
 
     def _trace(self, inputs: _Inputs, epochs: list[int], clip: float | None, same_size: bool) -> dict[str, Any]:
