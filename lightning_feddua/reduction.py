@@ -30,6 +30,7 @@ class RoundUpdate:
         float_changed: which float buffers any client changed.
         integer_buffers: the maximum of the clients' integer buffers, flat; None without any.
         extra_vectors: the plain mean of what the clients' algorithm sends along, by name.
+        spare: memory like the mean update's, with anything in it, for a server to compute in; None without any.
     """
 
     mean_delta: Tensor
@@ -40,6 +41,7 @@ class RoundUpdate:
     float_changed: Tensor | None = None
     integer_buffers: Tensor | None = None
     extra_vectors: dict[str, Tensor] = field(default_factory=dict)
+    spare: Tensor | None = None
 
     def half_mean_squared_norm(self) -> float:
         """``½ Σ p_i ‖Δ_i‖²`` with the same weights ``p_i`` as in ``Δ̄``, or the step's guarantee breaks."""
@@ -125,6 +127,10 @@ class LaneSums:
             for other in others:
                 first.add_(other)
         return self._windows[0].split(self._parts)
+
+    def spare(self) -> Tensor | None:
+        """A window that :meth:`total` has done with, of the first part's length; None where there is one only."""
+        return self._windows[-1][: self._parts[0]] if len(self._windows) > 1 else None
 
 
 class Reduction:
@@ -255,6 +261,7 @@ class Reduction:
             float_changed=float_changed > 0 if self._buffers.float_count else None,
             integer_buffers=self._maximum_integers(),
             extra_vectors=dict(zip(self._extra_names, extra_vectors, strict=True)),
+            spare=self._lanes.spare(),
         )
 
     def _maximum_integers(self) -> Tensor | None:

@@ -60,11 +60,15 @@ def test_rules_agree_with_oracle_over_50_rounds(name, eps, eps_g, zeros, dim, cl
     rng = np.random.default_rng(dim)
     w = rng.standard_normal(dim)
     weights = torch.from_numpy(w.copy())
-    for _ in range(50):
+    for round in range(50):
         deltas = draw_deltas(rng, clients, dim, zeros)
         w, eta = oracle.step(w, deltas)
-        update = RoundUpdate(torch.from_numpy(deltas.mean(0)), torch.from_numpy((deltas**2).sum(1)))
+        mean = torch.from_numpy(deltas.mean(0))
+        # In memory that is lent in some rounds, with anything in it.
+        spare = torch.full_like(mean, torch.nan) if round % 2 else None
+        update = RoundUpdate(mean.clone(), torch.from_numpy((deltas**2).sum(1)), spare=spare)
         assert server.step(weights, update) == pytest.approx(eta, rel=1e-10)
+        assert torch.equal(update.mean_delta, mean)
     scale = np.abs(w).max()
     np.testing.assert_allclose(weights.numpy(), w, rtol=1e-10, atol=1e-12 * scale)
 

@@ -207,7 +207,7 @@ class CompiledSteps:
             graph = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*examples)
             with tracing(TracingContext(mode)):
                 # Random numbers as the eager steps draw them.
-                fakes = [mode.from_tensor(example, static_shapes=True) for example in examples]
+                fakes: list[Any] = [mode.from_tensor(example, static_shapes=True) for example in examples]
                 compiled = torch._inductor.compile(graph, fakes, options={"fallback_random": True})
         return _Compiled(compiled, outputs_spec[-1])
 

@@ -161,7 +161,11 @@ class FedDuAServer(FederatedCallback):
         self._prepare(weights, update)
         self._rounds += 1
         self._m = self.beta1 / 2 * self._m + (1 - self.beta1) * update.half_mean_squared_norm()
-        squared_norm = self._update_moments(update.mean_delta)
+        # Where there is memory to keep G⁻¹ v in, it is not computed again for the move. Compiled, that takes less time
+        # than to write and read it.
+        keeps = self._s is not None and self._needs_norm and self._kernels is None
+        kept = update.spare if keeps else None
+        squared_norm = self._update_moments(update.mean_delta, kept)
         line = None if self.mirror_map is None else self.mirror_map.line(weights, self._direction(update.mean_delta))
         if line is None:
             eta = self._eta(squared_norm, largest=torch.finfo(weights.dtype).max)
@@ -178,12 +182,12 @@ class FedDuAServer(FederatedCallback):
             if math.isfinite(eta):
                 line.move(scale)
             return eta
-        direction = self._direction(update.mean_delta)
+        direction, s = (self._direction(update.mean_delta), self._s) if kept is None else (kept, None)
         if self._kernels is not None:
-            self._kernels.move(weights, direction, self._s, scale, self._s_correction)
+            self._kernels.move(weights, direction, s, scale, self._s_correction)
             return eta
-        for w, v, s in chunks(weights, direction, self._s, size=chunk_size(weights.device, kept=True)):
-            self._move(w, v, s, scale, self._s_correction)
+        for w, v_part, s_part in chunks(weights, direction, s, size=chunk_size(weights.device, kept=True)):
+            self._move(w, v_part, s_part, scale, self._s_correction)
         return eta
 
     def _prepare(self, weights: Tensor, update: RoundUpdate) -> None:
@@ -208,21 +212,25 @@ class FedDuAServer(FederatedCallback):
     def _needs_norm(self) -> bool:
         return self.adaptive or self.mirror_map is not None
 
-    def _update_moments(self, mean_delta: Tensor) -> Tensor | None:
-        """Bring v and s up to date; return ``‖v‖²_{G⁻¹}`` in float64 where the step needs it."""
+    def _update_moments(self, mean_delta: Tensor, kept: Tensor | None) -> Tensor | None:
+        """Bring v and s up to date; return ``‖v‖²_{G⁻¹}`` in float64 where the step needs it, and keep ``G⁻¹ v``."""
         if self._kernels is not None:
             return self._kernels.moments(mean_delta, self._v, self._s, self._s_correction)
         total = torch.zeros((), dtype=scalar_dtype(mean_delta.device), device=mean_delta.device)
-        for delta, v, s in chunks(mean_delta, self._v, self._s, size=chunk_size(mean_delta.device, kept=True)):
-            part = self._moments(delta, v, s, self._s_correction)
+        size = chunk_size(mean_delta.device, kept=True)
+        for delta, v, s, kept_part in chunks(mean_delta, self._v, self._s, kept, size=size):
+            part = self._moments(delta, v, s, self._s_correction, kept_part)
             if part is not None:
                 total += part
         return total if self._needs_norm else None
 
     def _moments(
-        self, delta: Tensor, v: Tensor | None, s: Tensor | None, s_correction: float | Tensor
+        self, delta: Tensor, v: Tensor | None, s: Tensor | None, s_correction: float | Tensor, kept: Tensor | None = None
     ) -> Tensor | None:
-        """Bring v and s up to date, for a part of the vectors; return its part of ``‖v‖²_{G⁻¹}``, if needed."""
+        """Bring v and s up to date, for a part of the vectors; return its part of ``‖v‖²_{G⁻¹}``, if needed.
+
+        ``G⁻¹ v`` is left in ``kept``, if given.
+        """
         if v is not None:
             v.mul_(self.beta1).add_(delta, alpha=1.0 if self.heavy_ball else 1 - self.beta1)
         if s is not None and self._accumulate is not None:
@@ -230,7 +238,7 @@ class FedDuAServer(FederatedCallback):
         if not self._needs_norm:
             return None
         direction = delta if v is None else v
-        step = self._precondition(direction, s, s_correction)
+        step = self._precondition(direction, s, s_correction, kept)
         dtype = scalar_dtype(delta.device)
         first = self._scratch.cast("direction", direction, dtype)
         second = first if step is direction else self._scratch.cast("step", step, dtype)
@@ -278,11 +286,13 @@ class FedDuAServer(FederatedCallback):
         """What √s is multiplied by."""
         return 1.0 if self.preconditioner == "adagrad" else self._bias_correction(self.beta2) ** 0.5
 
-    def _precondition(self, v: Tensor, s: Tensor | None, s_correction: float | Tensor) -> Tensor:
+    def _precondition(
+        self, v: Tensor, s: Tensor | None, s_correction: float | Tensor, out: Tensor | None = None
+    ) -> Tensor:
         """``G⁻¹ v`` for one chunk; 0 where G is 0, be it by a coordinate that never moved or by underflow."""
         if s is None:
             return v
-        scale = torch.sqrt(s, out=self._scratch.empty("scale", s))
+        scale = torch.sqrt(s, out=self._scratch.empty("scale", s) if out is None else out)
         if self.bias_correction:
             scale.mul_(s_correction)
         if self.eps > 0:

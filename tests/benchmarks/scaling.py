@@ -65,8 +65,8 @@ def server_table(sizes: Sequence[int], repetitions: int) -> str:
     kinds = list(itertools.product(SERVERS, (False, True)))
     rows = []
     for d in sizes:
-        weights, update = torch.randn(d), RoundUpdate(torch.randn(d), torch.ones(20, dtype=torch.float64))
-        target = torch.empty_like(weights)
+        weights, target, spare = torch.randn(d), torch.empty(d), torch.empty(d)
+        update = RoundUpdate(torch.randn(d), torch.ones(20, dtype=torch.float64), spare=spare)
         servers = [rule() for rule, _ in kinds]
         for server, (_, compiled) in zip(servers, kinds, strict=True):
             server.compiled = compiled
