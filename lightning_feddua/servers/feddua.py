@@ -225,7 +225,12 @@ class FedDuAServer(FederatedCallback):
         return total if self._needs_norm else None
 
     def _moments(
-        self, delta: Tensor, v: Tensor | None, s: Tensor | None, s_correction: float | Tensor, kept: Tensor | None = None
+        self,
+        delta: Tensor,
+        v: Tensor | None,
+        s: Tensor | None,
+        s_correction: float | Tensor,
+        kept: Tensor | None = None,
     ) -> Tensor | None:
         """Bring v and s up to date, for a part of the vectors; return its part of ``‖v‖²_{G⁻¹}``, if needed.
 
