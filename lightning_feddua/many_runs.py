@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
@@ -92,7 +92,13 @@ class _Running:
         return RunProgress(self.job.name, rounds, self.job.recipe["loop"]["max_rounds"], row, seconds)
 
 
-def run_jobs(jobs: Sequence[Job], root: Path, workers: int | None, display: LiveDisplay) -> list[Job]:
+def run_jobs(
+    jobs: Sequence[Job],
+    root: Path,
+    workers: int | None,
+    display: LiveDisplay,
+    check: Callable[[Job], None] | None = None,
+) -> list[Job]:
     """Do all jobs that are not done yet; a failed one does not stop the others.
 
     Processes are forked, so that a job does not pay for imports again; the caller must not have used a GPU. All of them
@@ -103,6 +109,7 @@ def run_jobs(jobs: Sequence[Job], root: Path, workers: int | None, display: Live
         root: a folder above all jobs' folders, in which only one process at a time may be at work.
         workers: how many run at once; None for one a device, or a core where there are only cores.
         display: where progress is shown.
+        check: called with each finished job; an error of its ends all, before more is done in vain.
 
     Returns:
         The jobs that failed.
@@ -116,7 +123,10 @@ def run_jobs(jobs: Sequence[Job], root: Path, workers: int | None, display: Live
         _lock(lock.fileno(), root)
         waiting = deque(job for job in jobs if not job.finished)
         display.start(total=len(jobs), reused=len(jobs) - len(waiting))
-        return _run_all(waiting, workers, devices, display)
+        if check is not None:
+            for job in (job for job in jobs if job not in waiting):
+                check(job)
+        return _run_all(waiting, workers, devices, display, check or (lambda job: None))
 
 
 def make_folder(root: Path) -> None:
@@ -130,7 +140,9 @@ def make_folder(root: Path) -> None:
         ) from error
 
 
-def _run_all(waiting: deque[Job], workers: int, devices: int, display: LiveDisplay) -> list[Job]:
+def _run_all(
+    waiting: deque[Job], workers: int, devices: int, display: LiveDisplay, check: Callable[[Job], None]
+) -> list[Job]:
     running: dict[int, _Running] = {}
     slots = list(range(workers))
     failed = []
@@ -148,6 +160,7 @@ def _run_all(waiting: deque[Job], workers: int, devices: int, display: LiveDispl
                     slots.append(ended.slot)
                     if code == 0:
                         display.finished(progress)
+                        check(ended.job)
                     else:
                         failed.append(ended.job)
                         display.failed(ended.job.name, _last_words(ended.job.log), ended.job.log)

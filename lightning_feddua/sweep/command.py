@@ -24,6 +24,7 @@ from lightning_feddua.live_display import LiveDisplay
 from lightning_feddua.many_runs import Job, default_workers, run_jobs
 from lightning_feddua.plotting import can_draw
 from lightning_feddua.recipes import SECTIONS, check_arguments, section_class
+from lightning_feddua.results import check_metric, load_methods
 from lightning_feddua.sweep.outcome import Outcome, Trial
 from lightning_feddua.sweep.search import OptunaSearch, Search, grid_search, random_search
 from lightning_feddua.sweep.space import Settings, Space, parse_space
@@ -112,6 +113,11 @@ def sweep(
     share = -(-workers // (len(candidates) * seeds))
     outcome = Outcome(whole, metric)
     failed: list[Job] = []
+
+    def check(job: Job) -> None:
+        if metric is not None:
+            check_metric(load_methods([str(job.folder)]), metric)
+
     while True:
         asked = [search.ask(share) for search in searches]
         if not any(asked):
@@ -122,7 +128,7 @@ def sweep(
         ]
         # Optuna may propose a point twice.
         todo = {job.folder: job for group in tried for trial in group for job in trial.jobs}
-        failed += run_jobs(list(todo.values()), root, jobs, LiveDisplay())
+        failed += run_jobs(list(todo.values()), root, jobs, LiveDisplay(), check)
         outcome.add([trial for group in tried for trial in group], failed)
         for one, group in zip(searches, tried, strict=True):
             one.tell([outcome.score(trial) for trial in group])
