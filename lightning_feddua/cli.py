@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
-import inspect
 import os
-import re
 import sys
 from argparse import SUPPRESS, ArgumentError
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +16,7 @@ from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
 from lightning.fabric.utilities.seed import seed_everything
 
 from lightning_feddua.__about__ import __version__
+from lightning_feddua.argument_errors import sentences
 from lightning_feddua.callbacks import FederatedCallback
 from lightning_feddua.comparison import (
     add_compare_arguments,
@@ -33,20 +32,8 @@ from lightning_feddua.data import FederatedDataModule
 from lightning_feddua.errors import ConfigurationError, choices
 from lightning_feddua.loop import FederatedLoop
 from lightning_feddua.plotting import check_picture, plot_labels
-from lightning_feddua.recipes import (
-    LOOP_SKIPS,
-    SECTIONS,
-    check_arguments,
-    check_recipe,
-    find_recipe,
-    import_class,
-    load_recipe,
-    merge,
-    no_such_class,
-    section_class,
-    shipped_recipes,
-    split_presets,
-)
+from lightning_feddua.recipe_arguments import resolve_recipe
+from lightning_feddua.recipes import LOOP_SKIPS, SECTIONS, shipped_recipes
 from lightning_feddua.run_dir import RECIPE_FILE
 from lightning_feddua.sweep import add_sweep_arguments, sweep
 
@@ -131,7 +118,16 @@ def _parse(parser: ArgumentParser, arguments: list[str], command: str) -> Namesp
     try:
         return parser.parse_args(arguments)
     except ArgumentError as error:
-        raise ConfigurationError(*_sentences(error, command)) from error
+        raise ConfigurationError(*sentences(error, command, partial(_options, command))) from error
+
+
+def _options(command: str) -> list[str]:
+    """All that a command takes, overrides included."""
+    parser = _parser()
+    COMMANDS[command].add_arguments(parser)
+    if COMMANDS[command].prepare is overrides_last:
+        parser.add_class_arguments(FederatedLoop, "loop", skip=LOOP_SKIPS, instantiate=False)
+    return [option for action in parser._actions for option in action.option_strings]
 
 
 def _first_sentence(text: str) -> str:
@@ -220,64 +216,7 @@ def _resolve_fit(arguments: list[str]) -> dict[str, Any]:
     """What ``feddua fit`` would run."""
     parser = _parser()
     _add_fit(parser)
-    return yaml.safe_load(_dump(parser, _parse(parser, _resolve_recipe(arguments, [*SECTIONS, "loop"]), "compare")))
-
-
-def _resolve_recipe(arguments: list[str], sections: Sequence[str]) -> list[str]:
-    """Replace the recipe that ``--config`` names by the text of some sections, with the preset that is asked for.
-
-    Names that do not exist are found here, where it is known what is allowed.
-    """
-    given, rest = _take_options(arguments, ("--config", "--preset"))
-    server = _take_options(rest, ("--server",))[0].get("--server", [None])[-1]
-    recipe: dict[str, Any] = {}
-    for name in given.get("--config", []):
-        recipe = merge(recipe, load_recipe(find_recipe(name)))
-    recipe, presets = split_presets(recipe)
-    preset = given.get("--preset", [None])[-1]
-    if preset is None and server in presets:
-        preset = server
-        rest = _take_options(rest, ("--server",))[1]
-    if preset is not None:
-        if preset not in presets:
-            allowed = f"Choose one of {choices(presets)}." if presets else "Leave `--preset` out: the recipe has none."
-            raise ConfigurationError(f"The recipe has no preset `{preset}`.", allowed)
-        recipe = merge(recipe, presets[preset])
-    check_recipe(recipe)
-    recipe = {section: value for section, value in recipe.items() if section in sections}
-    _check_overrides(recipe, rest)
-    return ["--config", yaml.safe_dump(recipe), *rest] if recipe else rest
-
-
-def _take_options(arguments: list[str], names: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
-    """Values of some options, given as ``--name value`` or ``--name=value``, and all other arguments."""
-    taken: dict[str, list[str]] = {}
-    rest = []
-    waiting = iter(arguments)
-    for argument in waiting:
-        name, equals, value = argument.partition("=")
-        if name not in names:
-            rest.append(argument)
-            continue
-        if not equals and (value := next(waiting, "")) == "":
-            raise ConfigurationError(f"`{name}` has no value.", f"Write `{name} VALUE`.")
-        taken.setdefault(name, []).append(value)
-    return taken, rest
-
-
-def _check_overrides(recipe: dict[str, Any], arguments: list[str]) -> None:
-    """One clear error for ``--section.name`` where the section's class has no such argument."""
-    for section in SECTIONS:
-        chosen = _take_options(arguments, (f"--{section}",))[0].get(f"--{section}", [recipe.get(section)])[-1]
-        if isinstance(chosen, str) and chosen.startswith(("{", "null")):
-            continue
-        pattern = re.compile(rf"--{section}\.(?:init_args\.)?(?!class_path\b|help\b|init_args\b)(\w+)")
-        names = [match[1] for argument in arguments if (match := pattern.match(argument))]
-        if chosen is not None:
-            cls, _ = section_class(section, chosen)
-            check_arguments(section, cls, names)
-    names = [match[1] for argument in arguments if (match := re.match(r"--loop\.(\w+)", argument))]
-    check_arguments("loop", FederatedLoop, names)
+    return yaml.safe_load(_dump(parser, _parse(parser, resolve_recipe(arguments, [*SECTIONS, "loop"]), "compare")))
 
 
 def _complete(_: ArgumentParser, config: Namespace) -> None:
@@ -285,86 +224,6 @@ def _complete(_: ArgumentParser, config: Namespace) -> None:
     for name, parser in parsers.items():
         COMMANDS[name].add_arguments(parser)
     completion(config.shell, parsers)
-
-
-def _sentences(error: ArgumentError, command: str) -> tuple[str, str]:
-    """What jsonargparse says over many lines, in one."""
-    text = str(error)
-    if match := re.search(r"class_path '([\w.]+)':\s+Option '([\w.]+)' is not accepted", text):
-        cls = import_class(match[1])
-        allowed = choices(inspect.signature(cls).parameters) if cls is not None else "what its documentation says"
-        return f"A `{match[1].rpartition('.')[2]}` has no argument `{match[2]}`.", f"Choose among {allowed}."
-    if match := re.search(r"Parser key \"(\w+)\":\s+Problem with.*'([\w.]+)':\s+the following.* required: (\w+)", text):
-        section, class_path, name = match.groups()
-        return f"A `{class_path.rpartition('.')[2]}` needs `{name}`.", f"Give it, as in `--{section}.{name} VALUE`."
-    if match := re.search(r"Multiple subclasses with name (\w+)\..*?: (.*)\.", text):
-        return f"There are several classes `{match[1]}`.", f"Choose one of {choices(match[2].split(', '))}."
-    if match := re.search(r"class_path '([\w.]+)':\s+(?:module .* has no attribute|No module named)", text):
-        return f"There is no class `{match[1]}`.", "Give the import path of a class that exists."
-    if match := re.search(r'Parser key "([\w.]+)"(?!.*Parser key)', text, re.DOTALL):
-        key = _whole_key(text)
-        # What is said of the innermost argument, up to its value.
-        text = "".join(re.split(r"((?:Given|Got) value: .*)", text[match.start() :])[:2])
-        base = re.search(r"Subtypes: \[<class '([\w.]+)'>", text)
-        if base and (given := re.search(r"Expected a dot import path string: (\S+)", text)):
-            return no_such_class(match[1].replace("_", " "), given[1], import_class(base[1]))
-        value = re.search(r"(?:Given value|Got value): (.*)", text)
-        expected = dict.fromkeys(
-            re.findall(r"Expected an? (?:<class '([\w.]+)'>|([\w.\[\]', ]+?)(?:\. Got|\n|$))", text)
-        )
-        kinds = " or ".join(_kind(a or b) for a, b in expected)
-        if value and kinds:
-            return f"`{key}` cannot be `{value[1]}`.", f"Give {kinds}."
-    problem = " ".join(text.split()).rstrip(".")
-    if "arguments are required" in problem:
-        for missing, (what, example) in _REQUIRED.items():
-            if re.search(rf"\b{missing}\b", problem):
-                return f"The command line names {what}.", f"{example.format(command)}."
-    see = f"`{f'feddua {command}'.strip()} --help`"
-    unknown = re.search(r"unrecognized arguments: (\S+)", problem)
-    meant = _meant(unknown[1], command) if unknown else None
-    advice = f"Write `{meant}` if that was meant; {see} has all options." if meant else f"See {see}."
-    return f"The command line cannot be read: {problem}.", advice
-
-
-def _whole_key(text: str) -> str:
-    """The innermost key that jsonargparse complains of, with those around it, which stand above it and further left."""
-    around: list[tuple[int, str]] = []
-    for indent, key in re.findall(r'^([ -]*)Parser key "([\w.]+)"', text, re.MULTILINE):
-        around = [*((depth, name) for depth, name in around if depth < len(indent)), (len(indent), key)]
-    return ".".join(name for _, name in around)
-
-
-def _meant(argument: str, command: str) -> str | None:
-    """What somebody who wrote an argument that does not exist had in mind, if it can be guessed."""
-    if not argument.startswith("-"):
-        return f"--config {argument}" if argument in shipped_recipes() or Path(argument).is_file() else None
-    parser = _parser()
-    COMMANDS[command].add_arguments(parser)
-    if COMMANDS[command].prepare is overrides_last:
-        parser.add_class_arguments(FederatedLoop, "loop", skip=LOOP_SKIPS, instantiate=False)
-    options = [option for action in parser._actions for option in action.option_strings]
-    name = argument.partition("=")[0]
-    inner = [option for option in options if option.endswith(f".{name.lstrip('-')}")]
-    return next(iter([*inner, *difflib.get_close_matches(name, options, n=1)]), None)
-
-
-def _kind(expected: str) -> str:
-    """What jsonargparse expects, for people."""
-    if expected.startswith("typing.Literal"):
-        values = re.findall(r"'(.*?)'", expected)
-        return f"one of {choices(values)}"
-    return "none" if expected == "NoneType" else f"a value of type {expected}"
-
-
-# What a command line lacks, and what to write; the first that fits is said.
-_REQUIRED = {
-    "folders": ("no folder", "Give a run's, as in `feddua {} runs/synthetic/version_0`"),
-    "shell": ("no shell", "Give it, as in `feddua {} bash`"),
-    "config": ("no recipe", "Give one, as in `feddua {} --config synthetic`"),
-    "model|data": ("no model or no data", "Give a recipe, as in `feddua {} --config synthetic`"),
-    "space": ("nothing to vary", "Give a key and values, as in `feddua {} --space model.lr=0.01,0.1`"),
-}
 
 
 class Command(NamedTuple):
@@ -391,14 +250,14 @@ COMMANDS = {
         " `--server NAME` does so, too, where the recipe has one of this name.",
         "--config synthetic --server FedExP --loop.max_rounds 100",
         _add_fit,
-        lambda arguments: _resolve_recipe(arguments, [*SECTIONS, "loop"]),
+        lambda arguments: resolve_recipe(arguments, [*SECTIONS, "loop"]),
         _fit,
     ),
     "data": Command(
         "Describe a recipe's clients. With `--plot`, draw how labels are distributed over them.",
         "--config cifar10 --plot labels.png",
         _add_data,
-        lambda arguments: _resolve_recipe(arguments, ["data"]),
+        lambda arguments: resolve_recipe(arguments, ["data"]),
         _describe_data,
     ),
     "compare": Command(
