@@ -10,6 +10,7 @@ from lightning_feddua.cli import main
 from lightning_feddua.data import Cifar, Femnist, IIDPartitioner, Shakespeare
 from lightning_feddua.data.cifar import MEAN, STD, random_crop, random_flip
 from lightning_feddua.data.shakespeare import SYMBOLS, encode
+from tests import plain_femnist
 
 
 def write(folder, split, rows, features=None):
@@ -89,6 +90,15 @@ def test_femnist_is_split_within_writers(femnist):
         ConfigurationError, match=r"`num_clients=100` is not possible with 3 clients of 12 samples or more"
     ):
         Femnist(femnist, min_samples=12).setup("fit")
+
+
+@pytest.mark.parametrize("rule", ["FedAvg", "FedDuAdagrad"])
+def test_the_plain_loop_to_compare_with_runs(rule, femnist, monkeypatch):
+    for name, value in {"WRITERS": 3, "LEAST": 10, "COHORT": 2, "STEPS": 1}.items():
+        monkeypatch.setattr(plain_femnist, name, value)
+    rounds, accuracies = zip(*plain_femnist.run(femnist, rule, seed=0, rounds=4, every=2), strict=True)
+    assert rounds == (2, 4)
+    assert all(0 <= accuracy <= 100 for accuracy in accuracies)
 
 
 def test_labels_beyond_the_models_classes_are_named(tmp_path, capsys):
