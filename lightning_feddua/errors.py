@@ -45,6 +45,10 @@ class ClientError(RuntimeError):
         self.__cause__ = None if isinstance(cause, str) else cause
 
 
+class DivergenceError(ClientError):
+    """A client's update is not finite."""
+
+
 class RankError(RuntimeError):
     """Another rank has failed, or does not answer."""
 

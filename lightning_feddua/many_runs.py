@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -27,7 +28,7 @@ from lightning.fabric.accelerators import CUDAAccelerator, MPSAccelerator
 from lightning.fabric.plugins.environments import TorchElasticEnvironment
 
 from lightning_feddua.callbacks import CSVLog
-from lightning_feddua.errors import ConfigurationError
+from lightning_feddua.errors import ConfigurationError, DivergenceError
 from lightning_feddua.launching import leave_process_group
 from lightning_feddua.live_display import LiveDisplay, RunProgress
 from lightning_feddua.results import FINISHED_FILE, JOB_FILE, latest_version, read_json
@@ -62,14 +63,23 @@ class Job:
     @property
     def finished(self) -> bool:
         """Whether it has been done, with this very recipe."""
-        marker = read_json(self.folder / FINISHED_FILE)
-        results = self.folder / str(marker.get("version")) / CSVLog.FILE_NAME
-        return marker.get("recipe_sha256") == self.fingerprint and results.is_file()
+        results = self.folder / str(self._mark().get("version")) / CSVLog.FILE_NAME
+        return results.is_file()
+
+    @property
+    def diverged(self) -> bool:
+        """Whether it has been tried, with this very recipe, and an update was not finite."""
+        return "diverged" in self._mark()
 
     @property
     def log(self) -> Path:
         """Where its output goes."""
         return self.folder / LOG_FILE
+
+    def _mark(self) -> dict[str, Any]:
+        """What its process has left behind; nothing if that had another recipe."""
+        mark = read_json(self.folder / FINISHED_FILE)
+        return mark if mark.get("recipe_sha256") == self.fingerprint else {}
 
 
 @dataclass
@@ -112,7 +122,7 @@ def run_jobs(
         check: called with each finished job; an error of its ends all, before more is done in vain.
 
     Returns:
-        The jobs that failed.
+        The jobs that failed, be it that they diverged, now or before.
     """
     if TorchElasticEnvironment.detect():
         raise ConfigurationError("torchrun started a command that starts processes itself.", "Leave torchrun out.")
@@ -121,12 +131,13 @@ def run_jobs(
     make_folder(root)
     with (root / _LOCK_FILE).open("w") as lock:
         _lock(lock.fileno(), root)
-        waiting = deque(job for job in jobs if not job.finished)
+        diverged = [job for job in jobs if job.diverged]
+        waiting = deque(job for job in jobs if not job.finished and job not in diverged)
         display.start(total=len(jobs), reused=len(jobs) - len(waiting))
         if check is not None:
-            for job in (job for job in jobs if job not in waiting):
+            for job in (job for job in jobs if job.finished):
                 check(job)
-        return _run_all(waiting, workers, devices, display, check or (lambda job: None))
+        return diverged + _run_all(waiting, workers, devices, display, check or (lambda job: None))
 
 
 def make_folder(root: Path) -> None:
@@ -205,12 +216,18 @@ def _work(job: Job, arguments: list[str], ends: tuple[int, int]) -> None:
     sys.argv[1:] = arguments
     from lightning_feddua.cli import main
 
-    code = main(arguments)
+    mark: dict[str, Any] = {"recipe_sha256": job.fingerprint}
+    try:
+        code = main(arguments)
+    except DivergenceError as error:
+        traceback.print_exc()
+        code, mark["diverged"] = 1, error.round
     leave_process_group()
     if code == 0:
         version = latest_version(job.folder)
         assert version is not None
-        mark = {"recipe_sha256": job.fingerprint, "version": version.name}
+        mark["version"] = version.name
+    if len(mark) > 1:
         _write_atomically(job.folder / FINISHED_FILE, json.dumps(mark, indent=2))
     sys.exit(code)
 

@@ -140,9 +140,22 @@ def test_what_fails_or_diverges_is_never_the_best(tmp_path, capsys):
     assert [key for key, row in rows.items() if row["best"] == "1"] == [("2", "0.1")]
     markdown = (tmp_path / "out/table.md").read_text()
     # An update that is not finite ends its run.
-    assert "| FedAvg | 2 | 1e200 | failed |" in markdown
+    assert "| FedAvg | 2 | 1e200 | diverged |" in markdown
     assert "| FedAvg | 99 | 0.1 | failed |" in markdown
     assert "failed: FedAvg loop.clients_per_round=99,model.lr=0.1 seed 0, see" in capsys.readouterr().out
+
+
+def test_a_point_that_diverges_is_a_result(tmp_path, capsys):
+    recipe = write_recipe(tmp_path / "tiny.yaml")
+    arguments = ["sweep", "--config", recipe, "--methods", "FedAvg", "--out", str(tmp_path / "out")]
+    arguments += ["--space", "model.lr=1e200,0.1"]
+    assert main(arguments) == 0
+    assert "failed:" not in capsys.readouterr().out
+    table = (tmp_path / "out/table.md").read_text()
+    assert "| FedAvg | 1e200 | diverged |" in table
+    assert main(arguments) == 0
+    assert "2 runs, 2 of them finished before" in capsys.readouterr().out
+    assert (tmp_path / "out/table.md").read_text() == table
 
 
 @needs_optuna

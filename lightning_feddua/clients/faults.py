@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lightning_feddua.clients.engine import Client, ClientUpdate, GlobalState
 from lightning_feddua.collectives import gather_objects
-from lightning_feddua.errors import ClientError, RankError, RemoteTraceback
+from lightning_feddua.errors import ClientError, DivergenceError, RankError, RemoteTraceback
 from lightning_feddua.parameters import squared_norm
 
 # After so many rounds in a row in which every client failed, the fault is not the clients'.
@@ -119,7 +119,7 @@ class ClientFaults:
             return
         # Nobody has looked at the updates yet, and now it costs nothing.
         for place in (~squared_norms.isfinite()).nonzero().flatten().tolist():
-            raise ClientError(names(place), state.round, "local training", _NOT_FINITE)
+            raise DivergenceError(names(place), state.round, "local training", _NOT_FINITE)
 
     def check_history(self, history: Sequence[dict[str, Any]]) -> None:
         """One clear error where nobody is left, round after round."""

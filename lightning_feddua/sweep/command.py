@@ -89,7 +89,10 @@ def sweep(
     out: str | None,
     overrides: list[str],
 ) -> int:
-    """Try points of a space for every method, then write a table, a figure and the best recipes. 1 if a run failed."""
+    """Try points of a space for every method, then write a table, a figure and the best recipes.
+
+    Returns 1 if a run failed otherwise than by diverging.
+    """
     check_counts(trials=trials, seeds=seeds, jobs=jobs)
     whole = parse_space(space)
     candidates = _candidates(resolve, whole, method_arguments(config, methods, overrides))
@@ -134,9 +137,11 @@ def sweep(
             one.tell([outcome.score(trial) for trial in group])
     for line in outcome.write(root):
         print(line)
-    for job in failed:
+    # That a point diverges is what a sweep is to find out.
+    broken = [job for job in failed if not job.diverged]
+    for job in broken:
         print(f"failed: {job.name}, see {job.log}")
-    return 1 if failed else 0
+    return 1 if broken else 0
 
 
 def _candidates(resolve: Resolve, space: Space, methods: Mapping[str, list[str]]) -> list[_Candidate]:

@@ -141,7 +141,10 @@ class Outcome:
         keys = list(self._space)
         lines = [f"| method | {' | '.join(keys)} | {self._metric} |", f"|---|{'---|' * (len(keys) + 1)}"]
         for trial in trials:
-            result = "failed" if trial.cell is None else f"**{trial.cell}**" if trial.cell.best else str(trial.cell)
+            if trial.cell is None:
+                result = "diverged" if all(job.finished or job.diverged for job in trial.jobs) else "failed"
+            else:
+                result = f"**{trial.cell}**" if trial.cell.best else str(trial.cell)
             row = [trial.method, *(trial.settings.get(key, "–") for key in keys), result]
             # A bar would end the cell.
             lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |")
