@@ -77,8 +77,8 @@ class FederatedLoop:
         engine: how a rank runs its clients: ``"sequential"``, one after another, bit for bit as Trainer would;
             ``"vectorized"``, many in one vmapped step; ``"auto"``, whichever a few trial steps show to be faster.
         compile: whether the vectorized engine compiles the local steps of a stack of clients into one function, and
-            a server of many parameters its step. That takes a minute or so at the start, and is checked against the
-            eager steps.
+            a server of many parameters its step. That takes a minute or so at the first start, less at others, and is
+            checked against the eager steps.
         channels_last: whether convolutions and images get this memory format, with which many are faster.
         lanes: into how many sums, added in a fixed order, the clients' updates go, so that with the sequential engine
             any number of ranks up to it gives the same bits. None adds in whatever order is fastest, in less memory.
