@@ -81,7 +81,8 @@ class LaneSums:
         self._whole_halves = lanes is not None and world_size <= 2
         self.windows = 1 if lanes is None else 2 if self._whole_halves else lanes
         self._given = [] if spare is None else [spare]
-        self._own: list[Tensor] = []
+        # The parts of the lane that is being summed.
+        self._sums: list[Tensor] = []
 
     def start(self, windows: Tensor, parts: Sequence[int], first_half: int) -> None:
         """Begin with zeros.
@@ -95,27 +96,25 @@ class LaneSums:
         self._parts = list(parts)
         self._first_half = first_half
         self._lane: int | None = None
-        if self._whole_halves:
-            sizes = self._parts[len(self._given) :]
-            if [part.numel() for part in self._own] != sizes:
-                self._own = [windows.new_empty(size) for size in sizes]
+        if self._whole_halves and [part.numel() for part in self._sums] != self._parts:
+            own = self._parts[len(self._given) :]
+            self._sums = [*self._given, *(windows.new_empty(size) for size in own)]
 
     def lane(self, lane: int) -> Sequence[Tensor]:
         """Where the parts of a lane are summed. A rank asks for one lane after another."""
         if not self._whole_halves:
             return self._windows[lane].split(self._parts)
-        spare = [*self._given, *self._own]
         if lane != self._lane:
             self.close()
             self._lane = lane
-            torch._foreach_zero_(spare)
-        return spare
+            torch._foreach_zero_(self._sums)
+        return self._sums
 
     def close(self) -> None:
         """Complete this rank's part, before it is reduced over ranks."""
         if self._lane is not None:
             half = self._windows[int(self._lane >= self._first_half)]
-            torch._foreach_add_(list(half.split(self._parts)), [*self._given, *self._own])
+            torch._foreach_add_(list(half.split(self._parts)), self._sums)
             self._lane = None
 
     def total(self) -> Sequence[Tensor]:
@@ -136,7 +135,7 @@ class LaneSums:
 class Reduction:
     """Streaming sums of one rank's clients, completed over all ranks by a single all-reduce.
 
-    The buffer holds, for each lane, the weighted sum of the updates, the sums of the vectors that clients send along,
+    The buffer holds, in each window of the lanes, the weighted sum of the updates, the sums of the vectors that clients send along,
     and the sums of float buffers and how many clients changed them; then a slot for each rank's integer buffers; the
     table of the clients' squared norms and metrics; how many ranks want to stop, and how many have failed.
 
