@@ -135,9 +135,9 @@ class LaneSums:
 class Reduction:
     """Streaming sums of one rank's clients, completed over all ranks by a single all-reduce.
 
-    The buffer holds, in each window of the lanes, the weighted sum of the updates, the sums of the vectors that clients send along,
-    and the sums of float buffers and how many clients changed them; then a slot for each rank's integer buffers; the
-    table of the clients' squared norms and metrics; how many ranks want to stop, and how many have failed.
+    The buffer holds, in each window of the lanes, the weighted sum of the updates, the sums of the vectors that clients
+    send along, and the sums of float buffers and how many clients changed them; then a slot for each rank's integer
+    buffers; the table of the clients' squared norms and metrics; how many ranks want to stop, and how many have failed.
 
     Args:
         fabric: for the collective.
