@@ -63,7 +63,8 @@ class SaveRecipe(FederatedCallback):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.
 
-    Returns 0, or 1 if one of several runs failed, or 2 for bad input, or 130 when interrupted; other errors are raised.
+    Returns 0, or 1 if one of several runs failed (those of a sweep may diverge), or 2 for bad input, or 130 when
+    interrupted; other errors are raised.
     """
     # As with `python -m`: a recipe may name modules in the current folder.
     if "" not in sys.path:
@@ -110,7 +111,7 @@ def _run(arguments: list[str]) -> int:
         subcommands.add_subcommand(name, subparser, help=_first_sentence(COMMANDS[name].description))
     if command in COMMANDS:
         arguments = [command, *COMMANDS[command].prepare(arguments[1:])]
-    config = _parse(parser, arguments, command)
+    config = _parse(parser, arguments, command if command in COMMANDS else "")
     return COMMANDS[command].run(subparsers[command], config[command]) or 0
 
 
@@ -123,6 +124,8 @@ def _parse(parser: ArgumentParser, arguments: list[str], command: str) -> Namesp
 
 def _options(command: str) -> list[str]:
     """All that a command takes, overrides included."""
+    if command not in COMMANDS:
+        return []
     parser = _parser()
     COMMANDS[command].add_arguments(parser)
     if COMMANDS[command].prepare is overrides_last:

@@ -274,6 +274,8 @@ class FederatedLoop:
                 self._finalize_loggers("success")
             except BaseException as exception:
                 federation.restore(self.weights)
+                if self.average is not None:
+                    self.average.copy_(self.weights)
                 self._call("on_exception", exception=exception)
                 self._finalize_loggers("failed")
                 raise

@@ -107,7 +107,8 @@ def run_jobs(
     root: Path,
     workers: int | None,
     display: LiveDisplay,
-    check: Callable[[Job], None] | None = None,
+    check: Callable[[Job], None] = lambda job: None,
+    reuse_diverged: bool = False,
 ) -> list[Job]:
     """Do all jobs that are not done yet; a failed one does not stop the others.
 
@@ -120,6 +121,7 @@ def run_jobs(
         workers: how many run at once; None for one a device, or a core where there are only cores.
         display: where progress is shown.
         check: called with each finished job; an error of its ends all, before more is done in vain.
+        reuse_diverged: whether a job that diverged before has been done, too.
 
     Returns:
         The jobs that failed, be it that they diverged, now or before.
@@ -131,13 +133,13 @@ def run_jobs(
     make_folder(root)
     with (root / _LOCK_FILE).open("w") as lock:
         _lock(lock.fileno(), root)
-        diverged = [job for job in jobs if job.diverged]
-        waiting = deque(job for job in jobs if not job.finished and job not in diverged)
+        finished = [job for job in jobs if job.finished]
+        for job in finished:
+            check(job)
+        diverged = [job for job in jobs if reuse_diverged and job.diverged]
+        waiting = deque(job for job in jobs if job not in finished and job not in diverged)
         display.start(total=len(jobs), reused=len(jobs) - len(waiting))
-        if check is not None:
-            for job in (job for job in jobs if job.finished):
-                check(job)
-        return diverged + _run_all(waiting, workers, devices, display, check or (lambda job: None))
+        return diverged + _run_all(waiting, workers, devices, display, check)
 
 
 def make_folder(root: Path) -> None:
@@ -222,13 +224,13 @@ def _work(job: Job, arguments: list[str], ends: tuple[int, int]) -> None:
     except DivergenceError as error:
         traceback.print_exc()
         code, mark["diverged"] = 1, error.round
-    leave_process_group()
     if code == 0:
         version = latest_version(job.folder)
         assert version is not None
         mark["version"] = version.name
     if len(mark) > 1:
         _write_atomically(job.folder / FINISHED_FILE, json.dumps(mark, indent=2))
+    leave_process_group()
     sys.exit(code)
 
 

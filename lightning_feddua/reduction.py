@@ -128,8 +128,11 @@ class LaneSums:
         return self._windows[0].split(self._parts)
 
     def spare(self) -> Tensor | None:
-        """A window that :meth:`total` has done with, of the first part's length; None where there is one only."""
-        return self._windows[-1][: self._parts[0]] if len(self._windows) > 1 else None
+        """A window that :meth:`total` has done with, of the first part's length; None where there is one only.
+
+        The same for any number of ranks, because libraries may add numbers otherwise where these begin elsewhere.
+        """
+        return self._windows[1][: self._parts[0]] if len(self._windows) > 1 else None
 
 
 class Reduction:

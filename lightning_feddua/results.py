@@ -19,7 +19,8 @@ from lightning_feddua.errors import ConfigurationError, choices
 from lightning_feddua.loop import LAST_ITERATE
 from lightning_feddua.run_dir import RECIPE_FILE
 
-# In the folder of a run that is one of many: what is to be run; and, when it is over, which version holds the results.
+# In the folder of a run that is one of many: what is to be run; and, when it is over, which version holds the results,
+# or in which round it diverged.
 JOB_FILE = "job.yaml"
 FINISHED_FILE = "finished.json"
 
@@ -201,9 +202,9 @@ def _find_runs(folder: Path) -> Iterator[tuple[Path, str | None]]:
         yield folder, folder.absolute().parent.parent.name if managed else None
     elif (folder / JOB_FILE).is_file():
         # Versions that were cut short or had another recipe stay on the disk, and are not results.
-        finished = read_json(folder / FINISHED_FILE).get("version")
-        version = folder / str(finished) if finished else latest_version(folder)
-        if version is not None and (version / CSVLog.FILE_NAME).is_file():
+        mark = read_json(folder / FINISHED_FILE)
+        version = folder / str(mark["version"]) if "version" in mark else latest_version(folder)
+        if version is not None and "diverged" not in mark and (version / CSVLog.FILE_NAME).is_file():
             yield version, folder.absolute().parent.name
     elif folder.is_dir():
         for child in sorted(path for path in folder.iterdir() if path.is_dir()):

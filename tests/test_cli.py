@@ -263,3 +263,8 @@ class Digits(FederatedDataModule):
 
     def __init__(self, clients: int = 3) -> None:
         super().__init__({str(i): TensorDataset(torch.rand(10, 1), torch.arange(10)) for i in range(clients)})
+
+
+def test_an_option_in_the_place_of_a_command(capsys):
+    assert main(["--foo", "fit"]) == 2
+    assert "unrecognized arguments: --foo. See `feddua --help`." in capsys.readouterr().err

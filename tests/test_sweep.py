@@ -156,6 +156,10 @@ def test_a_point_that_diverges_is_a_result(tmp_path, capsys):
     assert main(arguments) == 0
     assert "2 runs, 2 of them finished before" in capsys.readouterr().out
     assert (tmp_path / "out/table.md").read_text() == table
+    # Unless there is nothing else.
+    assert main([*arguments[:-1], "model.lr=1e200"]) == 1
+    # Its curve is no result.
+    assert main(["plot", str(tmp_path / "out/FedAvg/model.lr=1e200,seed_0"), "--out", str(tmp_path / "x.png")]) == 2
 
 
 @needs_optuna

@@ -208,7 +208,9 @@ class CompiledSteps:
             with tracing(TracingContext(mode)):
                 # Random numbers as the eager steps draw them.
                 fakes: list[Any] = [mode.from_tensor(example, static_shapes=True) for example in examples]
-                compiled = torch._inductor.compile(graph, fakes, options={"fallback_random": True})
+                # The number of threads is a part of what is compiled, and so of its name in the cache.
+                options = {"fallback_random": True, "cpp.threads": torch.get_num_threads()}
+                compiled = torch._inductor.compile(graph, fakes, options=options)
         return _Compiled(compiled, outputs_spec[-1])
 
     def _trace(self, inputs: _Inputs, epochs: list[int], clip: float | None, same_size: bool) -> dict[str, Any]:

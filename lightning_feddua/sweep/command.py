@@ -91,7 +91,7 @@ def sweep(
 ) -> int:
     """Try points of a space for every method, then write a table, a figure and the best recipes.
 
-    Returns 1 if a run failed otherwise than by diverging.
+    Returns 1 if a run failed otherwise than by diverging, or if all did.
     """
     check_counts(trials=trials, seeds=seeds, jobs=jobs)
     whole = parse_space(space)
@@ -131,7 +131,7 @@ def sweep(
         ]
         # Optuna may propose a point twice.
         todo = {job.folder: job for group in tried for trial in group for job in trial.jobs}
-        failed += run_jobs(list(todo.values()), root, jobs, LiveDisplay(), check)
+        failed += run_jobs(list(todo.values()), root, jobs, LiveDisplay(), check, reuse_diverged=True)
         outcome.add([trial for group in tried for trial in group], failed)
         for one, group in zip(searches, tried, strict=True):
             one.tell([outcome.score(trial) for trial in group])
@@ -141,7 +141,7 @@ def sweep(
     broken = [job for job in failed if not job.diverged]
     for job in broken:
         print(f"failed: {job.name}, see {job.log}")
-    return 1 if broken else 0
+    return 1 if broken or not outcome.best() else 0
 
 
 def _candidates(resolve: Resolve, space: Space, methods: Mapping[str, list[str]]) -> list[_Candidate]:
