@@ -103,7 +103,8 @@ def _write_to_the_own_output():
     for logger in (logging.root, *logging.root.manager.loggerDict.values()):
         for handler in getattr(logger, "handlers", []):
             if type(handler) is logging.StreamHandler:
-                handler.setStream(sys.stderr)
+                # Not `setStream`, which flushes the old one, and that may be closed.
+                handler.stream = sys.stderr
 
 
 def unequal_clients():

@@ -67,5 +67,5 @@ def test_a_rank_takes_six_vectors_besides_the_model(clients, cohort, ranks, tmp_
     assert run.returncode == 0, run.stderr
     vectors = [float(line.split()[-1]) for line in run.stdout.splitlines() if line.startswith("vectors")]
     assert len(vectors) == ranks
-    # A few megabytes of other things besides; one vector more would be 7.
-    assert all(5.5 < count < 6.25 for count in vectors), vectors
+    # 64 MB each, and 8 to 16 MB of other things besides; one vector more would be 7.
+    assert all(5.5 < count < 6.5 for count in vectors), vectors
