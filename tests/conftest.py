@@ -6,10 +6,35 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 import torch
 
+from lightning_feddua import FederatedDataModule, FederatedLoop
+from tests.modules import classification
+
 
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def make_loop(tmp_path):
+    def make(**arguments):
+        defaults = {"max_rounds": 3, "out_dir": tmp_path, "enable_progress_bar": False, "accelerator": "cpu"}
+        if "local_epochs" not in arguments:
+            defaults["local_steps"] = 4
+        return FederatedLoop(**{**defaults, **arguments})
+
+    return make
+
+
+@pytest.fixture
+def clients():
+    sizes = {"a": 30, "b": 60, "c": 75, "d": 10}
+    return FederatedDataModule(
+        {name: classification(size, seed) for seed, (name, size) in enumerate(sizes.items())},
+        val_dataset=classification(70, seed=9),
+        batch_size=20,
+        eval_batch_size=32,
+    )
 
 
 # Fails when it is imported, which is what it is for.

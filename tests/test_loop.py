@@ -12,43 +12,19 @@ from torch.utils.data import TensorDataset
 
 from lightning_feddua import (
     ClientError,
-    ConfigurationError,
     FedAdam,
     FedAvg,
     FedAvgM,
     FedDuAdagrad,
     FedDuAdam,
     FederatedCallback,
-    FederatedDataModule,
     FederatedLoop,
     FedExP,
 )
 from lightning_feddua.data import SyntheticRegression
 from lightning_feddua.models import LinearRegression
-from tests.modules import Classifier, classification
+from tests.modules import Classifier
 from tests.oracle import Server, gradient_descent_deltas
-
-
-@pytest.fixture
-def make_loop(tmp_path):
-    def make(**arguments):
-        defaults = {"max_rounds": 3, "out_dir": tmp_path, "enable_progress_bar": False, "accelerator": "cpu"}
-        if "local_epochs" not in arguments:
-            defaults["local_steps"] = 4
-        return FederatedLoop(**{**defaults, **arguments})
-
-    return make
-
-
-@pytest.fixture
-def clients():
-    sizes = {"a": 30, "b": 60, "c": 75, "d": 10}
-    return FederatedDataModule(
-        {name: classification(size, seed) for seed, (name, size) in enumerate(sizes.items())},
-        val_dataset=classification(70, seed=9),
-        batch_size=20,
-        eval_batch_size=32,
-    )
 
 
 @pytest.mark.parametrize(
@@ -226,21 +202,6 @@ def test_weights_by_samples(make_loop):
     assert results == [4.0, 6.0]
 
 
-def test_local_learning_rate_decays_from_the_second_round(make_loop):
-    data = {"a": TensorDataset(torch.ones(1, 1), torch.full((1, 1), 8.0))}
-    model = LinearRegression(dim=1, lr=0.5)
-    make_loop(server=FedAvg(), max_rounds=2, local_steps=1, local_lr_decay=0.5).fit(model, data)
-    # 0 → 0 + ½·8 = 4, then 4 + ¼·4 = 5
-    assert model.linear.weight.item() == 5.0
-
-
-def test_gradients_are_clipped(make_loop):
-    data = {"a": TensorDataset(torch.ones(1, 1), torch.full((1, 1), 8.0))}
-    model = LinearRegression(dim=1, lr=1.0)
-    make_loop(server=FedAvg(), max_rounds=1, local_steps=1, gradient_clip_val=0.25).fit(model, data)
-    assert model.linear.weight.item() == pytest.approx(0.25, rel=1e-5)
-
-
 def test_callbacks_fire_in_order(make_loop, clients):
     events = []
 
@@ -296,78 +257,6 @@ def test_failing_client_is_named_and_finished_rounds_are_kept(make_loop, clients
     assert len((loop.run_dir / "metrics.csv").read_text().splitlines()) == 3
 
 
-class NoOptimizer(LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 3)
-
-    def training_step(self, batch):
-        return self.layer(batch[0]).sum()
-
-
-class Frozen(Classifier):
-    def __init__(self):
-        super().__init__()
-        self.requires_grad_(False)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"local_steps": None}, r"unclear: neither of .*\. Give exactly one"),
-        ({"local_steps": 1, "local_epochs": 1}, r"unclear: both `local_steps=1` and `local_epochs=1`"),
-        ({"local_steps": 0}, r"`local_steps=0` is less than 1\. Give"),
-        ({"max_rounds": -1}, r"`max_rounds=-1`"),
-        ({"clients_per_round": 0}, r"`clients_per_round=0` is less than 1\. Choose"),
-        ({"clients_per_round": 0.0}, r"`clients_per_round=0.0` is not a fraction"),
-        ({"clients_per_round": 1.5}, r"`clients_per_round=1.5` is not a fraction"),
-        ({"clients_per_round": 5}, r"`clients_per_round=5` is more than the 4 clients there are\. Choose"),
-        ({"engine": "fast"}, r"no engine `fast`\. Choose one of `auto`, `sequential`"),
-        ({"client_weights": "size"}, r"no client_weights `size`\."),
-        ({"strategy": "fsdp", "devices": 2}, r"Fabric cannot start with .*strategy='fsdp'.*\. Change"),
-        ({"strategy": "ddp_spawn", "devices": 2}, r"starts processes that cannot see the model\. Use `ddp`"),
-        ({"precision": "fp8"}, r"Fabric cannot start with .*precision='fp8'"),
-        ({"devices": 0}, r"Fabric cannot start with .*devices=0"),
-        ({"seed": -1}, r"`seed=-1` is less than 0"),
-        ({"local_lr_decay": -1.0}, r"`local_lr_decay=-1.0` is not positive"),
-        ({"gradient_clip_val": 0.0}, r"`gradient_clip_val=0.0` is not positive"),
-        ({"server": "FedAvg"}, r"The server is `'FedAvg'`\. Give an instance of `FedDuAServer`"),
-        ({"server": FedAvg}, r"The server is .*FedAvg.*\. Give an instance"),
-    ],
-)
-def test_bad_settings(make_loop, clients, arguments, message):
-    with pytest.raises(ConfigurationError, match=message):
-        make_loop(**arguments).fit(Classifier(), clients)
-
-
-@pytest.mark.parametrize(
-    ("model", "data", "message"),
-    [
-        (Classifier, {}, r"no clients\. Give"),
-        (Classifier, {"a": classification(5), "b": classification(0)}, r"dataset of client `b` is empty\. Leave"),
-        (
-            lambda: nn.Linear(1, 1),
-            {"a": classification(5)},
-            r"The model is `Linear.*Give an instance of `LightningModule`",
-        ),
-        (Classifier, {"a": None}, r"client `a` is a `NoneType`, which cannot be indexed"),
-        (Classifier, classification(5), r"a `TensorDataset`, which has no clients\. Give"),
-        (Frozen, {"a": classification(5)}, r"`Frozen` has no trainable parameters\. Give"),
-        (NoOptimizer, {"a": classification(5)}, r"`NoOptimizer` does not define `configure_optimizers`\. Return"),
-    ],
-)
-def test_bad_models_and_data_are_found_before_training(make_loop, tmp_path, model, data, message):
-    with pytest.raises(ConfigurationError, match=message):
-        make_loop().fit(model(), data)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_unwritable_folder(make_loop, clients, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigurationError, match=r"cannot be written: Not a directory\. Give a writable"):
-        make_loop(out_dir=tmp_path / "file" / "runs").fit(Classifier(), clients)
-
-
 def test_progress_and_header_on_a_pipe(tmp_path, clients, capsys):
     loop = FederatedLoop(
         max_rounds=2, local_steps=1, out_dir=tmp_path, accelerator="cpu", clients_per_round=2, engine="sequential"
@@ -402,74 +291,6 @@ def test_module_holds_the_global_weights_when_a_round_ends(make_loop, clients):
             assert torch.equal(own, loop.weights)
 
     make_loop(callbacks=Check(), validate_every=2).fit(Classifier(), clients)
-
-
-class Target(Classifier):
-    """A frozen copy that follows the trained weights, as in BYOL."""
-
-    def __init__(self, unfreeze=False):
-        super().__init__()
-        self.target = nn.Linear(4, 8, bias=False).requires_grad_(False)
-        self.unfreeze = unfreeze
-
-    def on_train_batch_end(self, *args):
-        if self.unfreeze:
-            self.target.requires_grad_(True)
-        else:
-            self.target.weight.data.lerp_(self.net[0].weight.data, 0.1)
-
-
-@pytest.mark.parametrize("unfreeze", [False, True])
-def test_frozen_parameters_do_not_leak_from_client_to_client(make_loop, clients, unfreeze):
-    with pytest.raises(
-        ConfigurationError, match=r"frozen parameter `target.weight` changed, or was unfrozen, .*\. Make"
-    ):
-        make_loop().fit(Target(unfreeze), clients)
-
-
-def test_decay_reaches_schedulers_inside_schedulers(make_loop):
-    rates = []
-
-    class Scheduled(Classifier):
-        def training_step(self, batch, batch_idx):
-            rates.append(self.trainer.optimizers[0].param_groups[0]["lr"])
-            return super().training_step(batch, batch_idx)
-
-        def configure_optimizers(self):
-            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-            parts = [torch.optim.lr_scheduler.LinearLR(optimizer, 0.5, total_iters=2),
-                     torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]  # fmt: skip
-            schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, parts, [2])
-            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
-
-    data = {"a": classification(20)}
-    make_loop(max_rounds=2, local_lr_decay=0.1, local_steps=5, engine="sequential").fit(Scheduled(), data)
-    np.testing.assert_allclose(rates[5:], np.array(rates[:5]) * 0.1, rtol=1e-12)
-    assert rates[:3] == pytest.approx([0.05, 0.075, 0.1])
-
-
-def test_optimizers_with_a_state_from_the_start(make_loop, clients):
-    class Eager(torch.optim.SGD):
-        def __init__(self, parameters):
-            super().__init__(parameters, lr=0.1)
-            for group in self.param_groups:
-                for p in group["params"]:
-                    self.state[p]["sum"] = torch.zeros_like(p)
-
-        def step(self, closure=None):
-            closure()
-            for group in self.param_groups:
-                for p in group["params"]:
-                    self.state[p]["sum"].add_(p.grad)
-                    p.data.add_(self.state[p]["sum"], alpha=-0.01)
-
-    class Module(Classifier):
-        def configure_optimizers(self):
-            return Eager(self.parameters())
-
-    loop = make_loop()
-    loop.fit(Module(), clients)
-    assert loop.history[-1]["clients"] == 4
 
 
 def test_transforming_tensor_datasets_are_respected(make_loop):

@@ -1,0 +1,97 @@
+"""Local optimizers and schedulers: learning rates, clipping, states, and parameters that are not theirs."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from lightning_feddua import (
+    ConfigurationError,
+    FedAvg,
+)
+from lightning_feddua.models import LinearRegression
+from tests.modules import Classifier, classification
+
+
+def test_local_learning_rate_decays_from_the_second_round(make_loop):
+    data = {"a": TensorDataset(torch.ones(1, 1), torch.full((1, 1), 8.0))}
+    model = LinearRegression(dim=1, lr=0.5)
+    make_loop(server=FedAvg(), max_rounds=2, local_steps=1, local_lr_decay=0.5).fit(model, data)
+    # 0 → 0 + ½·8 = 4, then 4 + ¼·4 = 5
+    assert model.linear.weight.item() == 5.0
+
+
+def test_gradients_are_clipped(make_loop):
+    data = {"a": TensorDataset(torch.ones(1, 1), torch.full((1, 1), 8.0))}
+    model = LinearRegression(dim=1, lr=1.0)
+    make_loop(server=FedAvg(), max_rounds=1, local_steps=1, gradient_clip_val=0.25).fit(model, data)
+    assert model.linear.weight.item() == pytest.approx(0.25, rel=1e-5)
+
+
+class Target(Classifier):
+    """A frozen copy that follows the trained weights, as in BYOL."""
+
+    def __init__(self, unfreeze=False):
+        super().__init__()
+        self.target = nn.Linear(4, 8, bias=False).requires_grad_(False)
+        self.unfreeze = unfreeze
+
+    def on_train_batch_end(self, *args):
+        if self.unfreeze:
+            self.target.requires_grad_(True)
+        else:
+            self.target.weight.data.lerp_(self.net[0].weight.data, 0.1)
+
+
+@pytest.mark.parametrize("unfreeze", [False, True])
+def test_frozen_parameters_do_not_leak_from_client_to_client(make_loop, clients, unfreeze):
+    with pytest.raises(
+        ConfigurationError, match=r"frozen parameter `target.weight` changed, or was unfrozen, .*\. Make"
+    ):
+        make_loop().fit(Target(unfreeze), clients)
+
+
+def test_decay_reaches_schedulers_inside_schedulers(make_loop):
+    rates = []
+
+    class Scheduled(Classifier):
+        def training_step(self, batch, batch_idx):
+            rates.append(self.trainer.optimizers[0].param_groups[0]["lr"])
+            return super().training_step(batch, batch_idx)
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            parts = [torch.optim.lr_scheduler.LinearLR(optimizer, 0.5, total_iters=2),
+                     torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]  # fmt: skip
+            schedule = torch.optim.lr_scheduler.SequentialLR(optimizer, parts, [2])
+            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    data = {"a": classification(20)}
+    make_loop(max_rounds=2, local_lr_decay=0.1, local_steps=5, engine="sequential").fit(Scheduled(), data)
+    np.testing.assert_allclose(rates[5:], np.array(rates[:5]) * 0.1, rtol=1e-12)
+    assert rates[:3] == pytest.approx([0.05, 0.075, 0.1])
+
+
+def test_optimizers_with_a_state_from_the_start(make_loop, clients):
+    class Eager(torch.optim.SGD):
+        def __init__(self, parameters):
+            super().__init__(parameters, lr=0.1)
+            for group in self.param_groups:
+                for p in group["params"]:
+                    self.state[p]["sum"] = torch.zeros_like(p)
+
+        def step(self, closure=None):
+            closure()
+            for group in self.param_groups:
+                for p in group["params"]:
+                    self.state[p]["sum"].add_(p.grad)
+                    p.data.add_(self.state[p]["sum"], alpha=-0.01)
+
+    class Module(Classifier):
+        def configure_optimizers(self):
+            return Eager(self.parameters())
+
+    loop = make_loop()
+    loop.fit(Module(), clients)
+    assert loop.history[-1]["clients"] == 4
