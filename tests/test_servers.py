@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from torch._inductor.utils import fresh_cache, run_and_get_code
 
 import lightning_feddua
 from lightning_feddua import ConfigurationError, FedDuAServer, RoundUpdate, servers
@@ -231,6 +232,18 @@ def test_a_compiled_step_is_the_eager_one(rule, recwarn):
         results.append(weights)
     assert not [w for w in recwarn if "not compiled" in str(w.message)]
     torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("rule", [servers.FedDuAdagrad, servers.FedDuAdam, servers.FedDuYogi, servers.FedExPM])
+def test_each_compiled_pass_is_one_loop(rule):
+    """A second loop over the vectors would read them all again, and nothing but the time would show it."""
+    server, weights = rule(), torch.zeros(1000)
+    server.compiled = True
+    torch._dynamo.reset()
+    with fresh_cache():
+        _, sources = run_and_get_code(server.step, weights, RoundUpdate(torch.randn(1000), torch.ones(2)))
+    assert server.compiled
+    assert [source.count("for(int64_t x0=") for source in sources] == [1, 1]
 
 
 def test_a_wrong_compiler_is_noticed(monkeypatch):

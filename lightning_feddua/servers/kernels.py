@@ -14,6 +14,10 @@ from lightning_feddua.parameters import scalar_dtype
 _SAMPLE = 1 << 16
 _TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 
+# What is stored and then read again becomes a value of the loop that stores it. As it comes, inductor computes v and s
+# twice instead, once for the norm and once to store them, in two loops over the same vectors.
+_ONE_LOOP = {"realize_reads_threshold": 1}
+
 
 class ServerKernels:
     """The two passes, compiled for vectors of any length.
@@ -25,7 +29,7 @@ class ServerKernels:
 
     def __init__(self, moments: Callable[..., Tensor | None], move: Callable[..., None]) -> None:
         self._eager = moments, move
-        self._moments = torch.compile(moments, dynamic=True)
+        self._moments = torch.compile(moments, dynamic=True, options=_ONE_LOOP)
         self._move = torch.compile(move, dynamic=True)
 
     def moments(self, delta: Tensor, v: Tensor | None, s: Tensor | None, s_correction: float) -> Tensor | None:
