@@ -82,10 +82,10 @@ class CohortTraining:
         if name == "sequential":
             return name, name
         work = self._settings.work
-        dealt = self._deal(cohort, work)
-        clients, state = self._own_clients(cohort, dealt.hands), self._global_state(0, work)
+        deal = self._deal(cohort, work)
+        clients, state = self._own_clients(cohort, deal.hands), self._global_state(0, work)
         # What fails here fails again in the first round.
-        self._begin_round(clients, dealt.first_half, state, ClientFaults(self._fabric, "raise"))
+        self._begin_round(clients, deal, state, ClientFaults(self._fabric, "raise"))
         return choose_engine(name, self._federation, self._algorithm, clients, state)
 
     def use_engine(self, name: str) -> None:
@@ -127,12 +127,12 @@ class CohortTraining:
             ClientError: a client failed, and that ends the run; on other ranks a ``RankError``.
         """
         work = self._round_work(round)
-        hands, first_half = self._deal(cohort, work)
-        self._states.move([[cohort[position] for position, _ in hand] for hand in hands])
-        clients, state = self._own_clients(cohort, hands), self._global_state(round, work)
+        deal = self._deal(cohort, work)
+        self._states.move([[cohort[position] for position, _ in hand] for hand in deal.hands])
+        clients, state = self._own_clients(cohort, deal.hands), self._global_state(round, work)
         self._faults.start()
-        self._begin_round(clients, first_half, state, self._faults)
-        self._reduction.start(len(cohort), first_half)
+        self._begin_round(clients, deal, state, self._faults)
+        self._reduction.start(len(cohort), deal)
         with self._faults.held():
             self._train(self._faults.remaining(clients), state, notify)
         update = self._reduction.all_reduce(stop(), self._faults.error is not None)
@@ -187,12 +187,12 @@ class CohortTraining:
         settings = self._settings
         return GlobalState(round, settings.seed, self._weights, work, settings.local_lr_decay**round)
 
-    def _begin_round(self, clients: list[Client], first_half: int, state: GlobalState, faults: ClientFaults) -> None:
+    def _begin_round(self, clients: list[Client], deal: LaneDeal, state: GlobalState, faults: ClientFaults) -> None:
         """Tell the algorithm what it wants to know before the local steps. A collective where it asks for a mean."""
         federation = self._federation
         federation.optimizers.reset(state.lr_factor)
         mean_gradient = None
         if self._algorithm.needs_mean_gradient:
             vectors = faults.gradients(clients, state, ExtraGradients(federation).of_client)
-            mean_gradient = mean_vector(self._fabric, vectors, self._weights, self._lanes, first_half)
+            mean_gradient = mean_vector(self._fabric, vectors, self._weights, self._lanes, deal)
         self._algorithm.begin_round(federation.optimizers.lr, mean_gradient)

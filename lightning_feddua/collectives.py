@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,9 +25,36 @@ def all_reduce_sum(fabric: Fabric, tensor: Tensor) -> None:
     """Sum a tensor over ranks, in place. Fabric's own would add a barrier to each."""
     if fabric.world_size > 1:
         with named_absence(fabric):
-            work = torch.distributed.all_reduce(tensor, async_op=True)
-            # With its timeout given, NCCL, too, waits here and raises, instead of ending the process from a thread.
-            work.wait(getattr(fabric.strategy, "_timeout", None) or torch.distributed.default_pg_timeout)
+            _wait(fabric, torch.distributed.all_reduce(tensor, async_op=True))
+
+
+def all_to_all(fabric: Fabric, rows: Tensor, counts: Sequence[int]) -> Tensor:
+    """Send each rank some rows.
+
+    Args:
+        fabric: for the collective.
+        rows: for each rank as many rows of numbers.
+        counts: how many rows each rank sends to each.
+
+    Returns:
+        The rows that have come, in rank order.
+    """
+    ranks, own, size = rows.shape
+    arrived = rows.new_empty(sum(counts), size)
+    with named_absence(fabric):
+        work = torch.distributed.all_to_all_single(
+            arrived, rows.view(ranks * own, size), list(counts), [own] * ranks, async_op=True
+        )
+        _wait(fabric, work)
+    return arrived
+
+
+def all_gather(fabric: Fabric, vector: Tensor) -> Tensor:
+    """The vectors of all ranks, which have one length, in rank order."""
+    gathered = vector.new_empty(fabric.world_size * len(vector))
+    with named_absence(fabric):
+        _wait(fabric, torch.distributed.all_gather_into_tensor(gathered, vector, async_op=True))
+    return gathered
 
 
 def gather_objects(fabric: Fabric, value: Any) -> list[Any]:
@@ -62,6 +89,11 @@ def named_absence(fabric: Fabric) -> Iterator[None]:
 def uses_store_of_torchrun() -> bool:
     """Whether the process group's store is not with rank 0."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _wait(fabric: Fabric, work: Any) -> None:
+    # With its timeout given, NCCL, too, waits here and raises, instead of ending the process from a thread.
+    work.wait(getattr(fabric.strategy, "_timeout", None) or torch.distributed.default_pg_timeout)
 
 
 def _absence(fabric: Fabric, store: Any, own: int) -> str:

@@ -1,4 +1,4 @@
-"""From the clients of a rank to the update of a round: one flat buffer, one all-reduce."""
+"""From the clients of a rank to the update of a round."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -9,8 +9,9 @@ from lightning.fabric import Fabric
 from torch import Tensor
 
 from lightning_feddua.clients.engine import ClientUpdate
-from lightning_feddua.collectives import all_reduce_sum
+from lightning_feddua.lane_sums import LaneSums
 from lightning_feddua.parameters import ModuleBuffers, scalar_dtype, squared_norm
+from lightning_feddua.sampling import LaneDeal
 from lightning_feddua.table import Table, means, pack, packed_size, unpack
 
 # The table's column of ‖Δ_i‖²; no metric can have this name.
@@ -62,85 +63,12 @@ class RoundUpdate:
         return 2 * self.half_mean_squared_norm() / norm if norm > 0 else math.nan
 
 
-class LaneSums:
-    """Sums of vectors whose bits do not depend on how many ranks there are, nor on which rank adds what.
-
-    Floats summed in another order give other bits. So each vector belongs to a lane, which the cohort alone decides; a
-    lane is summed on one rank, in order; the lanes of each half are summed in order, and then the halves. One or two
-    ranks, of which each has whole halves, reduce a window for each half, and sum a lane in a spare one. Between more of
-    them each lane has a window of its own in the reduced buffer, where the others add zeros.
-
-    Args:
-        lanes: the number of lanes; None for a sum in whatever order is fastest.
-        world_size: the number of ranks.
-        spare: memory of the first part's length, with anything in it, that may be used from :meth:`start` to
-            :meth:`close`; its own if left out.
-    """
-
-    def __init__(self, lanes: int | None, world_size: int, spare: Tensor | None = None) -> None:
-        self._whole_halves = lanes is not None and world_size <= 2
-        self.windows = 1 if lanes is None else 2 if self._whole_halves else lanes
-        self._given = [] if spare is None else [spare]
-        # The parts of the lane that is being summed.
-        self._sums: list[Tensor] = []
-
-    def start(self, windows: Tensor, parts: Sequence[int], first_half: int) -> None:
-        """Begin with zeros.
-
-        Args:
-            windows: the rows of a matrix.
-            parts: the lengths of what a row consists of.
-            first_half: how many lanes make the first half.
-        """
-        self._windows = windows
-        self._parts = list(parts)
-        self._first_half = first_half
-        self._lane: int | None = None
-        if self._whole_halves and [part.numel() for part in self._sums] != self._parts:
-            own = self._parts[len(self._given) :]
-            self._sums = [*self._given, *(windows.new_empty(size) for size in own)]
-
-    def lane(self, lane: int) -> Sequence[Tensor]:
-        """Where the parts of a lane are summed. A rank asks for one lane after another."""
-        if not self._whole_halves:
-            return self._windows[lane].split(self._parts)
-        if lane != self._lane:
-            self.close()
-            self._lane = lane
-            torch._foreach_zero_(self._sums)
-        return self._sums
-
-    def close(self) -> None:
-        """Complete this rank's part, before it is reduced over ranks."""
-        if self._lane is not None:
-            half = self._windows[int(self._lane >= self._first_half)]
-            torch._foreach_add_(list(half.split(self._parts)), self._sums)
-            self._lane = None
-
-    def total(self) -> Sequence[Tensor]:
-        """The parts, summed over all lanes, once the windows have been reduced over ranks."""
-        lanes = list(self._windows)
-        middle = 1 if self._whole_halves else self._first_half
-        halves = [half for half in (lanes[:middle], lanes[middle:]) if half]
-        for first, *others in [*halves, [half[0] for half in halves]]:
-            for other in others:
-                first.add_(other)
-        return self._windows[0].split(self._parts)
-
-    def spare(self) -> Tensor | None:
-        """A window that :meth:`total` has done with, of the first part's length; None where there is one only.
-
-        The same for any number of ranks, because libraries may add numbers otherwise where these begin elsewhere.
-        """
-        return self._windows[1][: self._parts[0]] if len(self._windows) > 1 else None
-
-
 class Reduction:
-    """Streaming sums of one rank's clients, completed over all ranks by a single all-reduce.
+    """Streaming sums of one rank's clients, completed over all ranks once a round.
 
-    The buffer holds, in each window of the lanes, the weighted sum of the updates, the sums of the vectors that clients
-    send along, and the sums of float buffers and how many clients changed them; then a slot for each rank's integer
-    buffers; the table of the clients' squared norms and metrics; how many ranks want to stop, and how many have failed.
+    Summed in lanes are the weighted updates, the vectors that clients send along, the float buffers, and how many
+    clients changed those. The tail has a slot for each rank's integer buffers; the table of the clients' squared norms
+    and metrics; how many ranks want to stop, and how many have failed.
 
     Args:
         fabric: for the collective.
@@ -166,39 +94,30 @@ class Reduction:
         self._size = size
         self._buffers = buffers
         self._extra_names = tuple(extra_vectors)
-        self._lanes = LaneSums(lanes, fabric.world_size, spare)
+        self._dtype = dtype
+        self._lanes = LaneSums(fabric, dtype, lanes, spare)
         # The lane that clients are added to at present, and the windows of its parts.
         self._lane: int | None = None
         self._sums: Sequence[Tensor] = ()
         self._table = Table(fabric, [_SQUARED_NORM])
-        self._buffer = torch.zeros(0, dtype=dtype, device=fabric.device)
         self.stop = self.failed = False
 
-    def start(self, cohort_size: int, first_half: int) -> None:
+    def start(self, cohort_size: int, deal: LaneDeal) -> None:
         """Begin a round: all sums at zero.
 
         Args:
             cohort_size: the number of clients of all ranks.
-            first_half: how many lanes make the first half.
+            deal: how they are dealt to ranks.
         """
-        dtype = self._buffer.dtype
-        # A rank's slot ends with the word that it trained anybody.
-        slots = (self._fabric.world_size, self._buffers.integer_count + 1, packed_size(dtype))
         # Of one lane: updates, extra vectors, float buffers and their counts.
-        self._parts = [self._size] * (1 + len(self._extra_names)) + [self._buffers.float_count] * 2
-        sums = self._lanes.windows * sum(self._parts)
-        sizes = [sums, math.prod(slots), self._table.size(cohort_size, dtype), 2]
-        if self._buffer.numel() == sum(sizes):
-            self._buffer.zero_()
-        else:
-            # All windows on the old buffer first, so that there are never two.
-            none = self._buffer.new_zeros(0)
-            self._buffer = self._rows = self._votes = self._integer_slots = none
-            self._lanes.start(none.view(0, 0), self._parts, first_half)
-            self._sums = ()
-            self._buffer = none.new_zeros(sum(sizes))
-        sums, integers, self._rows, self._votes = self._buffer.split(sizes)
-        self._lanes.start(sums.view(self._lanes.windows, -1), self._parts, first_half)
+        parts = [self._size] * (1 + len(self._extra_names)) + [self._buffers.float_count] * 2
+        # A rank's slot ends with the word that it trained anybody.
+        slots = (self._fabric.world_size, self._buffers.integer_count + 1, packed_size(self._dtype))
+        sizes = [math.prod(slots), self._table.size(cohort_size, self._dtype), 2]
+        # No window on the old buffer, which may be replaced: there are never two.
+        self._sums = ()
+        self._integer_slots = self._rows = self._votes = torch.empty(0)
+        integers, self._rows, self._votes = self._lanes.start(parts, sum(sizes), deal).split(sizes)
         self._lane = None
         self._integer_slots = integers.view(slots)
         self._integer_maximum: Tensor | None = None
@@ -241,14 +160,12 @@ class Reduction:
         self._table.write(self._rows)
         if self._integer_maximum is not None:
             slot = torch.nn.functional.pad(self._integer_maximum, (0, 1), value=1)
-            self._integer_slots[self._fabric.global_rank] = pack(slot, self._buffer.dtype)
-        self._lanes.close()
-        all_reduce_sum(self._fabric, self._buffer)
+            self._integer_slots[self._fabric.global_rank] = pack(slot, self._dtype)
+        mean_delta, *extra_vectors, float_sum, float_changed = self._lanes.all_reduce()
         self.stop, self.failed = (self._votes > 0).tolist()
 
         columns = self._table.read(self._rows)
         norms, weights = columns.pop(_SQUARED_NORM)
-        mean_delta, *extra_vectors, float_sum, float_changed = self._lanes.total()
         total = float(weights.sum())
         if total > 0:
             mean_delta.div_(total)
@@ -275,18 +192,15 @@ class Reduction:
 
 
 def mean_vector(
-    fabric: Fabric, vectors: Iterable[tuple[Tensor, float, int]], like: Tensor, lanes: int | None, first_half: int
+    fabric: Fabric, vectors: Iterable[tuple[Tensor, float, int]], like: Tensor, lanes: int | None, deal: LaneDeal
 ) -> Tensor:
     """The weighted mean of vectors of which each rank has some, each with its weight and its lane; a collective."""
-    sums = LaneSums(lanes, fabric.world_size)
-    buffer = torch.zeros(sums.windows, like.numel() + 1, dtype=like.dtype, device=like.device)
-    sums.start(buffer, (like.numel(), 1), first_half)
+    sums = LaneSums(fabric, like.dtype, lanes)
+    sums.start((like.numel(), 1), 0, deal)
     for vector, weight, lane in vectors:
         vector_sum, weight_sum = sums.lane(lane)
         vector_sum.add_(vector, alpha=weight)
         weight_sum += weight
-    sums.close()
-    all_reduce_sum(fabric, buffer)
-    vector_sum, weight_sum = sums.total()
+    vector_sum, weight_sum = sums.all_reduce()
     # Zero where nobody has one.
     return vector_sum.div_(weight_sum.clamp(min=torch.finfo(like.dtype).tiny))

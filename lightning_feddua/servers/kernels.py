@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
@@ -16,7 +17,7 @@ _TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 
 # What is stored and then read again becomes a value of the loop that stores it. As it comes, inductor computes v and s
 # twice instead, once for the norm and once to store them, in two loops over the same vectors.
-_ONE_LOOP = {"realize_reads_threshold": 1}
+_ONE_LOOP: dict[str, Any] = {"realize_reads_threshold": 1}
 
 
 class ServerKernels:

@@ -14,6 +14,7 @@ from lightning_feddua import (
     FederatedCallback,
     FederatedDataModule,
     Scaffold,
+    lane_sums,
 )
 from lightning_feddua.clients import AdaAlter, FedDualAvg, Mime, MimeLite, Scaffnew
 from tests.forked_ranks import ForkedRanks, assert_same, fit, run
@@ -30,12 +31,15 @@ RUNS = {
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_the_number_of_ranks_does_not_change_a_bit(tmp_path, name):
+def test_the_number_of_ranks_does_not_change_a_bit(tmp_path, monkeypatch, name):
     model, arguments = RUNS[name]
     expected = run(1, tmp_path / "1", model, arguments())
     assert len(expected["history"]) == 20
     for world_size in (2, 3, 4):
         assert_same(run(world_size, tmp_path / str(world_size), model, arguments()), expected)
+    # As with models of more parameters.
+    monkeypatch.setattr(lane_sums, "_AT_ONCE", 0)
+    assert_same(run(3, tmp_path / "apart", model, arguments()), expected)
 
 
 @pytest.mark.parametrize("name", ["scaffold", "samples"])

@@ -47,7 +47,10 @@ class Batches(LinearRegression):
 
 def run(name, out_dir, model, data, **arguments):
     recorder = Recorder()
-    for collective in ("all_reduce", "broadcast", "all_gather", "all_gather_object", "reduce", "gather", "barrier"):
+    for collective in (
+        *("all_reduce", "broadcast", "all_gather", "all_gather_into_tensor", "all_gather_object"),
+        *("all_to_all_single", "reduce", "gather", "barrier"),
+    ):
         recorder.count(collective)
     loop = FederatedLoop(
         max_rounds=20, out_dir=out_dir, callbacks=[recorder], accelerator="cpu", enable_progress_bar=False, **arguments
