@@ -28,33 +28,25 @@ def all_reduce_sum(fabric: Fabric, tensor: Tensor) -> None:
             _wait(fabric, torch.distributed.all_reduce(tensor, async_op=True))
 
 
-def all_to_all(fabric: Fabric, rows: Tensor, counts: Sequence[int]) -> Tensor:
+def all_to_all(fabric: Fabric, arrived: Tensor, rows: Tensor, counts: Sequence[int]) -> None:
     """Send each rank some rows.
 
     Args:
         fabric: for the collective.
-        rows: for each rank as many rows of numbers.
+        arrived: where the rows go that come to this rank, in rank order.
+        rows: what this rank sends, as many to each rank, in rank order.
         counts: how many rows each rank sends to each.
-
-    Returns:
-        The rows that have come, in rank order.
     """
-    ranks, own, size = rows.shape
-    arrived = rows.new_empty(sum(counts), size)
+    ranks = len(counts)
     with named_absence(fabric):
-        work = torch.distributed.all_to_all_single(
-            arrived, rows.view(ranks * own, size), list(counts), [own] * ranks, async_op=True
-        )
-        _wait(fabric, work)
-    return arrived
+        sent = [len(rows) // ranks] * ranks
+        _wait(fabric, torch.distributed.all_to_all_single(arrived, rows, list(counts), sent, async_op=True))
 
 
-def all_gather(fabric: Fabric, vector: Tensor) -> Tensor:
-    """The vectors of all ranks, which have one length, in rank order."""
-    gathered = vector.new_empty(fabric.world_size * len(vector))
+def all_gather(fabric: Fabric, gathered: Tensor, vector: Tensor) -> None:
+    """Collect the vectors of all ranks, which have one length, in rank order."""
     with named_absence(fabric):
         _wait(fabric, torch.distributed.all_gather_into_tensor(gathered, vector, async_op=True))
-    return gathered
 
 
 def gather_objects(fabric: Fabric, value: Any) -> list[Any]:

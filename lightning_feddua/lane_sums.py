@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor
-from torch.nn.functional import pad
 
 from lightning_feddua.collectives import all_gather, all_reduce_sum, all_to_all
 from lightning_feddua.sampling import LaneDeal
@@ -13,7 +12,7 @@ from lightning_feddua.sampling import LaneDeal
 # Up to how many numbers the lanes of more than two ranks are all reduced at once: for few, one collective is fastest.
 _AT_ONCE = 1 << 19
 # How many numbers of a vector are exchanged at a time where there are more.
-_PIECE = 1 << 19
+_PIECE = 1 << 18
 
 
 class LaneSums:
@@ -160,16 +159,20 @@ class LaneSums:
         rank, ranks = self._fabric.global_rank, self._fabric.world_size
         arriving = [lane for hand in self._hands for lane in hand]
         counts = [len(hand) for hand in self._hands]
+        own = self._hands[rank]
+        longest = -(-_PIECE // ranks)
+        memory = [self._none.new_zeros(rows * longest) for rows in (ranks * len(own), len(arriving), 1, ranks)]
         for part, target in enumerate(self._first.split(self._parts)):
-            own = [self._sums[lane][part] for lane in self._hands[rank]]
             for start in range(0, len(target), _PIECE):
                 piece = target[start : start + _PIECE]
                 segment = -(-len(piece) // ranks)
-                sent = piece.new_empty(ranks, len(own), segment)
-                for place, vector in enumerate(own):
-                    padded = pad(vector[start : start + _PIECE], (0, ranks * segment - len(piece)))
-                    sent[:, place] = padded.view(ranks, segment)
-                arrived = all_to_all(self._fabric, sent, counts)
-                total = piece.new_empty(segment)
-                self._add_up(dict(zip(arriving, arrived, strict=True)), total)
-                piece.copy_(all_gather(self._fabric, total)[: len(piece)])
+                sent, arrived, total, gathered = (each[: len(each) // longest * segment] for each in memory)
+                for place, lane in enumerate(own):
+                    # What the last segment has beyond the piece is of no account.
+                    gathered[: len(piece)] = self._sums[lane][part][start : start + _PIECE]
+                    sent.view(ranks, len(own), segment)[:, place] = gathered.view(ranks, segment)
+                rows = arrived.view(-1, segment)
+                all_to_all(self._fabric, rows, sent.view(-1, segment), counts)
+                self._add_up(dict(zip(arriving, rows, strict=True)), total)
+                all_gather(self._fabric, gathered, total)
+                piece.copy_(gathered[: len(piece)])

@@ -146,6 +146,16 @@ def test_a_failed_run_is_named_and_does_not_stop_the_others(tmp_path, capsys):
     assert not (out / "Broken/seed_0/finished.json").exists()
 
 
+def test_a_run_that_diverged_is_tried_again(tmp_path, capsys):
+    """In a comparison it is a failure, as it is not in a sweep."""
+    recipe = write_recipe(tmp_path / "tiny.yaml")
+    arguments = ["compare", "--config", recipe, "--methods", "FedAvg", "--model.lr", "1e200"]
+    for tries in (1, 2):
+        assert main([*arguments, "--out", str(tmp_path / "out")]) == 1
+        assert "failed: FedAvg seed 0" in capsys.readouterr().out
+        assert len(list((tmp_path / "out/FedAvg/seed_0").glob("version_*"))) == tries
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -2,6 +2,8 @@ import pytest
 import torch
 import torch._inductor
 from torch import nn
+from torch._dynamo.utils import counters
+from torch._inductor.utils import fresh_cache
 from torch.utils.data import TensorDataset
 
 from lightning_feddua import FedAdam, FederatedDataModule, FederatedLoop, FedProx, LocalTraining, Scaffold
@@ -131,6 +133,15 @@ def test_what_cannot_be_compiled_is_trained_eagerly_with_one_warning(
         found, _ = fit(make, points(), tmp_path, True, client=client)
     assert len([w for w in warnings if "not compiled" in str(w.message)]) == 1
     assert torch.equal(found, expected)
+
+
+def test_a_second_run_finds_the_compiled_steps_on_disk(tmp_path):
+    with fresh_cache():
+        for count in ({"fxgraph_cache_miss": 1}, {"fxgraph_cache_hit": 1}):
+            counters.clear()
+            fit(lambda: LinearRegression(dim=5, lr=0.1).double(), regression(), tmp_path, compile=True)
+            found = {name: n for name, n in counters["inductor"].items() if name.startswith("fxgraph_cache")}
+            assert found == count
 
 
 def test_random_steps_are_not_compiled(tmp_path, monkeypatch):

@@ -313,6 +313,33 @@ def test_divergence_is_said(make_loop):
         make_loop(server=FedAvg(), max_rounds=1, local_steps=3).fit(model, data)
 
 
+def test_what_callbacks_find_after_a_failure(make_loop, clients):
+    """The weights of the last complete round, also in the memory that is lent to the sums of a round."""
+
+    class Fails(Classifier):
+        rounds = 0
+
+        def on_train_start(self):
+            self.rounds += 1
+
+        def training_step(self, batch, batch_idx):
+            if self.rounds == 10:
+                raise RuntimeError("here")
+            return super().training_step(batch, batch_idx)
+
+    class Keeper(FederatedCallback):
+        def on_round_end(self, loop):
+            self.weights = loop.weights.clone()
+
+        def on_exception(self, loop):
+            self.found = loop.weights.clone(), loop.average.clone()
+
+    keeper = Keeper()
+    with pytest.raises(ClientError, match="here"):
+        make_loop(server=FedDuAdagrad(), engine="sequential", callbacks=[keeper]).fit(Fails(), clients)
+    assert all(torch.equal(found, keeper.weights) for found in keeper.found)
+
+
 def test_validation_data_without_a_step_is_said(make_loop):
     class NoStep(LinearRegression):
         validation_step = LightningModule.validation_step

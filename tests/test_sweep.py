@@ -47,6 +47,9 @@ def test_a_metric_that_nobody_logs_ends_the_sweep_after_the_first_run(tmp_path, 
     # What was done is not lost.
     assert main([*arguments, "val_loss"]) == 0
     assert "3 runs, 1 of them finished before" in capsys.readouterr().out
+    # Also where there is nothing left to run.
+    assert main([*arguments, "val_los"]) == 2
+    assert "No run has logged `val_los`. Choose one of" in capsys.readouterr().err
 
 
 def test_table_is_that_of_the_logs_and_the_best_has_the_smallest_mean(swept):
