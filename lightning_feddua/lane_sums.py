@@ -26,7 +26,8 @@ class LaneSums:
       added in either order, so an all-reduce of one vector does it.
     - More ranks reduce a window for each lane, in which the others have zeros, all at once where vectors are short.
     - Where they are long, each rank keeps its lanes apart. An all-to-all gives it a segment of everybody's, which it
-      sums, and an all-gather hands the sums round: hardly more traffic than that of an all-reduce, and no more memory.
+      sums, and an all-gather hands the sums round. That is the traffic of an all-reduce where each rank has one lane,
+      half as much again where it has two, and no memory besides a vector for each.
 
     Args:
         fabric: for the collectives.
