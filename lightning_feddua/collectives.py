@@ -29,7 +29,7 @@ def all_reduce_sum(fabric: Fabric, tensor: Tensor) -> None:
 
 
 def all_to_all(fabric: Fabric, arrived: Tensor, rows: Tensor, counts: Sequence[int]) -> None:
-    """Send each rank some rows.
+    """Send each of several ranks some rows.
 
     Args:
         fabric: for the collective.
@@ -44,7 +44,7 @@ def all_to_all(fabric: Fabric, arrived: Tensor, rows: Tensor, counts: Sequence[i
 
 
 def all_gather(fabric: Fabric, gathered: Tensor, vector: Tensor) -> None:
-    """Collect the vectors of all ranks, which have one length, in rank order."""
+    """Collect the vectors of several ranks, which have one length, in rank order."""
     with named_absence(fabric):
         _wait(fabric, torch.distributed.all_gather_into_tensor(gathered, vector, async_op=True))
 

@@ -1,4 +1,4 @@
-"""Sums over clients and ranks whose bits depend on neither the number of ranks nor on who trains whom."""
+"""Sums over clients and ranks, with bits that depend on neither the number of ranks nor on who trains whom."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,8 +11,9 @@ from lightning_feddua.sampling import LaneDeal
 
 # Up to how many numbers the lanes of more than two ranks are all reduced at once: for few, one collective is fastest.
 _AT_ONCE = 1 << 19
-# How many numbers of a vector are exchanged at a time where there are more.
+# Where there are more, a vector is exchanged in pieces of at least so many numbers, and in so many pieces at most.
 _PIECE = 1 << 18
+_PIECES = 64
 
 
 class LaneSums:
@@ -27,14 +28,14 @@ class LaneSums:
     - More ranks reduce a window for each lane, in which the others have zeros, all at once where vectors are short.
     - Where they are long, each rank keeps its lanes apart. An all-to-all gives it a segment of everybody's, which it
       sums, and an all-gather hands the sums round. That is the traffic of an all-reduce where each rank has one lane,
-      half as much again where it has two, and no memory besides a vector for each.
+      and half as much again for each lane more. Each takes a vector: two are there in any case, and one is lent.
 
     Args:
         fabric: for the collectives.
         dtype: of the sums.
         lanes: the number of lanes; None for a sum in whatever order is fastest.
         spare: memory of the first part's length, with anything in it, that may be used from :meth:`start` to
-            :meth:`all_reduce`; its own if left out.
+            :meth:`complete`; its own if left out.
     """
 
     def __init__(self, fabric: Fabric, dtype: torch.dtype, lanes: int | None, spare: Tensor | None = None) -> None:
@@ -42,10 +43,10 @@ class LaneSums:
         self._lanes = lanes
         self._lent = spare
         self._halves = lanes is not None and fabric.world_size <= 2
-        self._none = self._buffer = torch.zeros(0, dtype=dtype, device=fabric.device)
+        self._none = self._buffer = self._second = torch.zeros(0, dtype=dtype, device=fabric.device)
         # Where this rank sums each lane, in parts, but for halves.
         self._sums: Mapping[int, Sequence[Tensor]] = {}
-        # Memory for further lanes than the two windows of the buffer, in parts.
+        # Memory for further lanes than the first two, in parts.
         self._further: list[list[Tensor]] = []
 
     def start(self, parts: Sequence[int], tail: int, deal: LaneDeal) -> Tensor:
@@ -68,17 +69,18 @@ class LaneSums:
         many = lanes > 0 and not self._halves
         shared = lanes if many and lanes * size <= _AT_ONCE else 0
         self._apart = many and not shared
-        # The second window comes first, so that what is reduced is in one piece; and both begin at the same places for
-        # any number of ranks: libraries may add numbers otherwise where these begin elsewhere.
-        sizes = [size if lanes else 0, size, shared * size, tail]
-        self._make_buffer(sum(sizes))
-        self._second, self._first, windows, _ = self._buffer.split(sizes)
+        own = self._hands[self._fabric.global_rank]
+        # Of more lanes than these in another round.
+        del self._further[max(1, len(own) - 2) :]
+        sizes = [size, shared * size, tail]
+        self._make_vectors(sum(sizes), size if lanes else 0)
+        self._first, windows, _ = self._buffer.split(sizes)
         self._windows = windows.view(shared, size)
-        self._reduced = self._buffer[sum(sizes[: 2 if many else 1]) :]
+        self._reduced = self._buffer[size if many else 0 :]
         if shared:
             self._sums = {lane: self._windows[lane].split(self._parts) for lane in range(shared)}
         elif many:
-            self._sums = {lane: self._window(place) for place, lane in enumerate(self._hands[self._fabric.global_rank])}
+            self._sums = {lane: self._window(place) for place, lane in enumerate(own)}
         else:
             self._sums = {0: self._first.split(self._parts)}
         return self._buffer[len(self._buffer) - tail :]
@@ -93,7 +95,7 @@ class LaneSums:
             return self._window(2)
         return self._further[0]
 
-    def all_reduce(self) -> Sequence[Tensor]:
+    def complete(self) -> Sequence[Tensor]:
         """Complete the sums over all lanes and ranks, and that of the tail.
 
         Returns:
@@ -111,17 +113,20 @@ class LaneSums:
         return self._first.split(self._parts)
 
     def spare(self) -> Tensor | None:
-        """Memory of the first part's length that :meth:`all_reduce` has done with; None without lanes."""
+        """Memory of the first part's length that :meth:`complete` has done with; None without lanes."""
         return None if self._lanes is None else self._second[: self._parts[0]]
 
-    def _make_buffer(self, size: int) -> None:
-        if len(self._buffer) == size:
-            self._buffer.zero_()
-            return
-        # All windows on the old buffer first, so that there are never two.
-        self._buffer = self._first = self._second = self._windows = self._reduced = self._none
+    def _make_vectors(self, buffer: int, second: int) -> None:
+        """The buffer and a second vector, at zero."""
+        # No window on the old ones, so that there are never two.
+        self._first = self._windows = self._reduced = self._none
         self._sums = {}
-        self._buffer = self._none.new_zeros(size)
+        if len(self._buffer) == buffer:
+            self._buffer.zero_()
+        else:
+            self._buffer = self._none
+            self._buffer = self._none.new_zeros(buffer)
+        self._second = self._second.zero_() if len(self._second) == second else self._none.new_zeros(second)
 
     def _window(self, place: int) -> Sequence[Tensor]:
         """The parts of one of this rank's own vectors, at zero."""
@@ -144,16 +149,13 @@ class LaneSums:
 
     def _add_up(self, lanes: Mapping[int, Tensor], total: Tensor) -> None:
         """Write the sum of all lanes, which are changed."""
-        order = sorted(lanes)
-        halves = [[lanes[lane] for lane in order if (lane < self._first_half) == first] for first in (True, False)]
-        sums = []
-        for half in filter(None, halves):
+        total.zero_()
+        for first in (True, False):
+            half = [lanes[lane] for lane in sorted(lanes) if (lane < self._first_half) == first]
             for other in half[1:]:
                 half[0].add_(other)
-            sums.append(half[0])
-        total.zero_()
-        for half_sum in sums:
-            total.add_(half_sum)
+            if half:
+                total.add_(half[0])
 
     def _exchange(self) -> None:
         """Sum the lanes that ranks keep apart, a piece of the vectors at a time, into the first window."""
@@ -161,16 +163,17 @@ class LaneSums:
         arriving = [lane for hand in self._hands for lane in hand]
         counts = [len(hand) for hand in self._hands]
         own = self._hands[rank]
-        longest = -(-_PIECE // ranks)
+        piece_size = max(_PIECE, -(-max(self._parts) // _PIECES))
+        longest = -(-piece_size // ranks)
         memory = [self._none.new_zeros(rows * longest) for rows in (ranks * len(own), len(arriving), 1, ranks)]
         for part, target in enumerate(self._first.split(self._parts)):
-            for start in range(0, len(target), _PIECE):
-                piece = target[start : start + _PIECE]
+            for start in range(0, len(target), piece_size):
+                piece = target[start : start + piece_size]
                 segment = -(-len(piece) // ranks)
                 sent, arrived, total, gathered = (each[: len(each) // longest * segment] for each in memory)
                 for place, lane in enumerate(own):
                     # What the last segment has beyond the piece is of no account.
-                    gathered[: len(piece)] = self._sums[lane][part][start : start + _PIECE]
+                    gathered[: len(piece)] = self._sums[lane][part][start : start + piece_size]
                     sent.view(ranks, len(own), segment)[:, place] = gathered.view(ranks, segment)
                 rows = arrived.view(-1, segment)
                 all_to_all(self._fabric, rows, sent.view(-1, segment), counts)

@@ -60,7 +60,7 @@ class FederatedLoop:
     """Trains a LightningModule over many clients, on one device or many.
 
     Each round a cohort of clients is dealt to the ranks; every rank trains its clients with the module's own optimizer,
-    one all-reduce collects the mean update and the clients' squared norms, and the server, a callback, moves the global
+    an all-reduce collects the mean update and the clients' squared norms, and the server, a callback, moves the global
     weights. Every random draw depends on (seed, round, client) alone, so the number of ranks does not change a run.
 
     Args:
@@ -81,7 +81,8 @@ class FederatedLoop:
             checked against the eager steps.
         channels_last: whether convolutions and images get this memory format, with which many are faster.
         lanes: into how many sums, added in a fixed order, the clients' updates go, so that with the sequential engine
-            any number of ranks up to it gives the same bits. None adds in whatever order is fastest, in less memory.
+            any number of ranks up to it gives the same bits. More lanes than twice the ranks take more memory and
+            traffic, where there are more than two ranks. None adds in whatever order is fastest, in less memory.
         client_states: where the vectors are that an algorithm keeps for each client: ``"memory"`` or ``"disk"``.
         on_client_error: what becomes of a client that raises an exception, or whose update is not finite: ``"raise"``
             ends the run, on all ranks, with a :class:`ClientError`; ``"skip"`` warns, and leaves it out of the round.

@@ -161,7 +161,7 @@ class Reduction:
         if self._integer_maximum is not None:
             slot = torch.nn.functional.pad(self._integer_maximum, (0, 1), value=1)
             self._integer_slots[self._fabric.global_rank] = pack(slot, self._dtype)
-        mean_delta, *extra_vectors, float_sum, float_changed = self._lanes.all_reduce()
+        mean_delta, *extra_vectors, float_sum, float_changed = self._lanes.complete()
         self.stop, self.failed = (self._votes > 0).tolist()
 
         columns = self._table.read(self._rows)
@@ -201,6 +201,6 @@ def mean_vector(
         vector_sum, weight_sum = sums.lane(lane)
         vector_sum.add_(vector, alpha=weight)
         weight_sum += weight
-    vector_sum, weight_sum = sums.all_reduce()
+    vector_sum, weight_sum = sums.complete()
     # Zero where nobody has one.
     return vector_sum.div_(weight_sum.clamp(min=torch.finfo(like.dtype).tiny))

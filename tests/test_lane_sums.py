@@ -43,7 +43,7 @@ def summed(fabric, seed, lanes):
         for position, lane in deal.hands[fabric.global_rank]:
             for part, own in zip(sums.lane(lane), vectors[position].split(parts), strict=True):
                 part.add_(own)
-        reduced = sums.all_reduce()
+        reduced = sums.complete()
         if (spare := sums.spare()) is not None:
             # Whoever computes there does not disturb the sums.
             spare.fill_(torch.nan)

@@ -205,7 +205,7 @@ class FedDuAServer(FederatedCallback):
         self._v = None if self._v is None else self._v.to(weights)
         if self.compiled and self._kernels is None:
             kernels = ServerKernels(self._moments, self._move)
-            self.compiled = kernels.are_right(weights, update.mean_delta, self._v, self._s)
+            self.compiled = kernels.compile(weights, update.mean_delta, self._v, self._s)
             self._kernels = kernels if self.compiled else None
 
     @property

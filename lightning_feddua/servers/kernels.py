@@ -21,7 +21,7 @@ _ONE_LOOP: dict[str, Any] = {"realize_reads_threshold": 1}
 
 
 class ServerKernels:
-    """The two passes, compiled for vectors of any length.
+    """The two passes, to be compiled for vectors of any length.
 
     Args:
         moments: brings v and s up to date and returns ``‖v‖²_{G⁻¹}``, if the step needs it.
@@ -29,9 +29,7 @@ class ServerKernels:
     """
 
     def __init__(self, moments: Callable[..., Tensor | None], move: Callable[..., None]) -> None:
-        self._eager = moments, move
-        self._moments = torch.compile(moments, dynamic=True, options=_ONE_LOOP)
-        self._move = torch.compile(move, dynamic=True)
+        self._eager = self._moments, self._move = moments, move
 
     def moments(self, delta: Tensor, v: Tensor | None, s: Tensor | None, s_correction: float) -> Tensor | None:
         """The first pass."""
@@ -41,10 +39,15 @@ class ServerKernels:
         """The second pass."""
         self._move(w, v, s, _number(scale, w), _number(s_correction, w))
 
-    def are_right(self, weights: Tensor, delta: Tensor, v: Tensor | None, s: Tensor | None) -> bool:
-        """Whether they compute what the eager passes do, on copies of some coordinates; a warning says if not."""
+    def compile(self, weights: Tensor, delta: Tensor, v: Tensor | None, s: Tensor | None) -> bool:
+        """Compile them, and say whether they compute what the eager passes do, on copies of some coordinates.
+
+        A warning says if not.
+        """
         results = []
         try:
+            self._moments = torch.compile(self._eager[0], dynamic=True, options=_ONE_LOOP)
+            self._move = torch.compile(self._eager[1], dynamic=True)
             for moments, move in (self._eager, (self.moments, self.move)):
                 w, d = (x[:_SAMPLE].clone() for x in (weights, delta))
                 v_part, s_part = (None if x is None else x[:_SAMPLE].clone() for x in (v, s))
