@@ -74,7 +74,7 @@ class LaneSums:
         del self._further[max(1, len(own) - 2) :]
         sizes = [size, shared * size, tail]
         self._make_vectors(sum(sizes), size if lanes else 0)
-        self._first, windows, _ = self._buffer.split(sizes)
+        self._first, windows, numbers = self._buffer.split(sizes)
         self._windows = windows.view(shared, size)
         self._reduced = self._buffer[size if many else 0 :]
         if shared:
@@ -83,7 +83,7 @@ class LaneSums:
             self._sums = {lane: self._window(place) for place, lane in enumerate(own)}
         else:
             self._sums = {0: self._first.split(self._parts)}
-        return self._buffer[len(self._buffer) - tail :]
+        return numbers
 
     def lane(self, lane: int) -> Sequence[Tensor]:
         """Where the parts of a lane are summed. A rank asks for one lane after another."""
