@@ -1,5 +1,8 @@
 """Sums whose bits do not depend on the ranks, for any cohort, any number of lanes, any split and any exchange."""
 
+import weakref
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +10,7 @@ from lightning.fabric import Fabric
 
 from lightning_feddua import lane_sums
 from lightning_feddua.lane_sums import LaneSums
-from lightning_feddua.sampling import deal_lanes
+from lightning_feddua.sampling import LaneDeal, deal_lanes
 from tests.forked_ranks import ForkedRanks
 
 CASES = 40
@@ -89,6 +92,15 @@ def test_they_are_the_sums():
             difference = np.abs(total.double().numpy() - vectors.double().sum(dim=0).numpy())
             # Thirty additions, each within half a unit in the last place.
             assert (difference <= 30 * 2.0**-24 * scale).all()
+
+
+def test_memory_for_many_lanes_is_not_kept_for_few(monkeypatch):
+    monkeypatch.setattr(lane_sums, "_AT_ONCE", 0)
+    sums = LaneSums(SimpleNamespace(world_size=3, global_rank=0, device=torch.device("cpu")), torch.float32, 8)
+    sums.start([9], 0, LaneDeal([[(i, i) for i in range(6)], [], []], first_half=4))
+    vectors = [weakref.ref(sums.lane(lane)[0]) for lane in range(6)]
+    sums.start([9], 0, LaneDeal([[(i, i) for i in range(3)], [], []], first_half=2))
+    assert [vector() is not None for vector in vectors[2:]] == [True, False, False, False]
 
 
 def test_without_lanes_the_split_shows(tmp_path):

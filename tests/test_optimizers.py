@@ -6,10 +6,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from lightning_feddua import (
-    ConfigurationError,
-    FedAvg,
-)
+from lightning_feddua import ConfigurationError, FedAvg
 from lightning_feddua.models import LinearRegression
 from tests.modules import Classifier, classification
 

@@ -4,10 +4,7 @@ import pytest
 from lightning import LightningModule
 from torch import nn
 
-from lightning_feddua import (
-    ConfigurationError,
-    FedAvg,
-)
+from lightning_feddua import ConfigurationError, FedAvg
 from tests.modules import Classifier, classification
 
 

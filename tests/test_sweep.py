@@ -41,15 +41,14 @@ def test_a_metric_that_nobody_logs_ends_the_sweep_after_the_first_run(tmp_path, 
     recipe, out = write_recipe(tmp_path / "tiny.yaml"), tmp_path / "out"
     arguments = ["sweep", "--config", recipe, "--methods", "FedAvg", "--space", "model.lr=0.01,0.02,0.03"]
     arguments += ["--jobs", "1", "--out", str(out), "--metric"]
-    assert main([*arguments, "val_los"]) == 2
-    assert "No run has logged `val_los`. Choose one of" in capsys.readouterr().err
-    assert len(list(out.glob("FedAvg/*/version_*"))) <= 2
+    # The second time what is there already says so.
+    for _ in range(2):
+        assert main([*arguments, "val_los"]) == 2
+        assert "No run has logged `val_los`. Choose one of" in capsys.readouterr().err
+        assert len(list(out.glob("FedAvg/*/version_*"))) <= 2
     # What was done is not lost.
     assert main([*arguments, "val_loss"]) == 0
     assert "3 runs, 1 of them finished before" in capsys.readouterr().out
-    # Also where there is nothing left to run.
-    assert main([*arguments, "val_los"]) == 2
-    assert "No run has logged `val_los`. Choose one of" in capsys.readouterr().err
 
 
 def test_table_is_that_of_the_logs_and_the_best_has_the_smallest_mean(swept):
