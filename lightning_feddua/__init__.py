@@ -1,6 +1,7 @@
 """Federated learning for PyTorch Lightning, and the reference implementation of FedDuA (arXiv 2505.11126)."""
 
 from lightning_feddua.__about__ import __version__
+from lightning_feddua.aggregation.update import RoundUpdate
 from lightning_feddua.callbacks import FederatedCallback
 from lightning_feddua.clients import (
     AdaAlter,
@@ -17,7 +18,6 @@ from lightning_feddua.clients import (
 from lightning_feddua.data import FederatedDataModule
 from lightning_feddua.errors import ClientError, ConfigurationError
 from lightning_feddua.loop import FederatedLoop
-from lightning_feddua.reduction import RoundUpdate
 from lightning_feddua.servers import (
     FedAdagrad,
     FedAdam,

@@ -18,22 +18,23 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.utils.data import Dataset
 
+from lightning_feddua.aggregation.client_states import ClientStates
+from lightning_feddua.aggregation.simulation import CohortTraining, TrainingSettings
+from lightning_feddua.aggregation.update import RoundUpdate
 from lightning_feddua.callbacks import CSVLog, FederatedCallback, ProgressBar, RunInfo, TensorBoard
 from lightning_feddua.callbacks.hooks import Hooks
 from lightning_feddua.checkpoints import Found, find_checkpoint, identity, replay, restore
-from lightning_feddua.clients.engine import Client, LocalWork
 from lightning_feddua.clients.local_training import LocalTraining
-from lightning_feddua.clients.requirements import check_algorithm, check_unequal
-from lightning_feddua.clients.selection import known_engine
-from lightning_feddua.clients.states import ClientStates
-from lightning_feddua.cohort_training import CohortTraining, TrainingSettings
+from lightning_feddua.compatibility import check_algorithm, check_unequal
 from lightning_feddua.data.module import FederatedDataModule
-from lightning_feddua.evaluation import Stage
-from lightning_feddua.federation import Federation
-from lightning_feddua.launching import exit_code, launch, leave_process_group, make_fabric, run_in_processes
-from lightning_feddua.preemption import Preemption
-from lightning_feddua.reduction import RoundUpdate
-from lightning_feddua.run_dir import open_run_dir
+from lightning_feddua.engines.base import Client, LocalWork
+from lightning_feddua.engines.trial import known_engine
+from lightning_feddua.host.evaluation import Stage
+from lightning_feddua.host.federation import Federation
+from lightning_feddua.launch.fabric import exit_code, launch, leave_process_group, make_fabric
+from lightning_feddua.launch.preemption import Preemption
+from lightning_feddua.launch.processes import run_in_processes
+from lightning_feddua.launch.run_folders import open_run_dir
 from lightning_feddua.sampling import sample_cohort
 from lightning_feddua.servers import FedDuAdagrad, FedDuAServer
 from lightning_feddua.settings import (

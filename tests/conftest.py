@@ -38,4 +38,4 @@ def clients():
 
 
 # Fails when it is imported, which is what it is for.
-collect_ignore = ["broken_module.py"]
+collect_ignore = ["cli/broken_module.py"]

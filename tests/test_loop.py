@@ -24,7 +24,7 @@ from lightning_feddua import (
 from lightning_feddua.data import SyntheticRegression
 from lightning_feddua.models import LinearRegression
 from tests.modules import Classifier
-from tests.oracle import Server, gradient_descent_deltas
+from tests.servers.oracle import Server, gradient_descent_deltas
 
 
 @pytest.mark.parametrize(

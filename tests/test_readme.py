@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_feddua import FedAvg, FederatedLoop, cli
-from lightning_feddua.comparison import method_arguments
+from lightning_feddua import FedAvg, FederatedLoop
+from lightning_feddua.cli import commands as cli
 from lightning_feddua.data import SyntheticRegression
+from lightning_feddua.experiments.compare import method_arguments
 from lightning_feddua.models import LinearRegression
 
 ROOT = Path(__file__).parent.parent

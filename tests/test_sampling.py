@@ -6,15 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_feddua.sampling import (
-    Purpose,
-    deal,
-    deal_lanes,
-    generator,
-    preserved_random_state,
-    sample_cohort,
-    seed_generators,
-)
+from lightning_feddua.aggregation.dealing import deal, deal_lanes
+from lightning_feddua.randomness import Purpose, generator, preserved_random_state, seed_generators
+from lightning_feddua.sampling import sample_cohort
 
 
 @given(st.integers(0, 2**31), st.integers(0, 10**6), st.integers(1, 300), st.data())

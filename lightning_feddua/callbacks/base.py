@@ -3,8 +3,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lightning_feddua.aggregation.update import RoundUpdate
     from lightning_feddua.loop import FederatedLoop
-    from lightning_feddua.reduction import RoundUpdate
 
 
 class FederatedCallback:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
 from lightning_feddua.callbacks.base import FederatedCallback
-from lightning_feddua.run_dir import whole_file
+from lightning_feddua.files import whole_file
 
 if TYPE_CHECKING:
     from lightning_feddua.loop import FederatedLoop

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, TextIO
 
 from lightning_feddua.__about__ import __version__
+from lightning_feddua.aggregation.collectives import gather_objects
 from lightning_feddua.callbacks.base import FederatedCallback
-from lightning_feddua.collectives import gather_objects
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

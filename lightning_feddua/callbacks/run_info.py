@@ -7,9 +7,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from lightning_feddua.__about__ import __version__
+from lightning_feddua.aggregation.collectives import gather_objects
 from lightning_feddua.callbacks.base import FederatedCallback
 from lightning_feddua.callbacks.progress import header
-from lightning_feddua.collectives import gather_objects
 
 if TYPE_CHECKING:
     from lightning_feddua.loop import FederatedLoop

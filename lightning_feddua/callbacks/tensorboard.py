@@ -8,11 +8,11 @@ from lightning.fabric.loggers import TensorBoardLogger
 
 from lightning_feddua.callbacks.base import FederatedCallback
 from lightning_feddua.errors import ConfigurationError
-from lightning_feddua.run_dir import RECIPE_FILE
+from lightning_feddua.launch.run_folders import RECIPE_FILE
 
 if TYPE_CHECKING:
+    from lightning_feddua.aggregation.update import RoundUpdate
     from lightning_feddua.loop import FederatedLoop
-    from lightning_feddua.reduction import RoundUpdate
 
 
 class TensorBoard(FederatedCallback):

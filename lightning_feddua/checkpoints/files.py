@@ -14,9 +14,10 @@ import torch
 from lightning.fabric import Fabric
 from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
+from lightning_feddua.aggregation.collectives import on_rank_zero
 from lightning_feddua.errors import ConfigurationError
-from lightning_feddua.launching import on_rank_zero
-from lightning_feddua.run_dir import versions, whole_file
+from lightning_feddua.files import whole_file
+from lightning_feddua.launch.run_folders import versions
 
 LAST = "last.ckpt"
 # What a federated run keeps besides the entries of an ordinary Lightning checkpoint.

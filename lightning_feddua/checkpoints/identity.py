@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from lightning_feddua.errors import ConfigurationError
-from lightning_feddua.federation import Federation
-from lightning_feddua.sampling import Purpose, seed_generators
+from lightning_feddua.host.federation import Federation
+from lightning_feddua.randomness import Purpose, seed_generators
 
 if TYPE_CHECKING:
     from lightning_feddua.loop import FederatedLoop

@@ -1,5 +1,6 @@
 from lightning_feddua.clients.adaalter import AdaAlter
-from lightning_feddua.clients.composite import FedDualAvg, FedMid
+from lightning_feddua.clients.feddualavg import FedDualAvg
+from lightning_feddua.clients.fedmid import FedMid
 from lightning_feddua.clients.fedprox import FedProx
 from lightning_feddua.clients.local_training import LocalRound, LocalTraining
 from lightning_feddua.clients.mime import Mime, MimeLite

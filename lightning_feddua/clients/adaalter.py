@@ -9,7 +9,7 @@ from lightning_feddua.clients.local_training import LocalRound, LocalTraining, b
 from lightning_feddua.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from lightning_feddua.reduction import RoundUpdate
+    from lightning_feddua.aggregation.update import RoundUpdate
 
 
 class AdaAlter(LocalTraining):

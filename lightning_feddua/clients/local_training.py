@@ -12,7 +12,7 @@ from torch import Tensor
 from lightning_feddua.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from lightning_feddua.reduction import RoundUpdate
+    from lightning_feddua.aggregation.update import RoundUpdate
     from lightning_feddua.servers import FedDuAServer
 
 

@@ -11,7 +11,7 @@ from lightning_feddua.clients.local_training import LocalRound, LocalTraining
 from lightning_feddua.errors import ConfigurationError, choices
 
 if TYPE_CHECKING:
-    from lightning_feddua.reduction import RoundUpdate
+    from lightning_feddua.aggregation.update import RoundUpdate
 
 STATISTICS = ("none", "momentum", "adam")
 

@@ -10,7 +10,7 @@ from lightning_feddua.clients.local_training import LocalRound, LocalTraining
 from lightning_feddua.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from lightning_feddua.reduction import RoundUpdate
+    from lightning_feddua.aggregation.update import RoundUpdate
     from lightning_feddua.servers import FedDuAServer
 
 

@@ -14,7 +14,7 @@ from lightning_feddua.data.partitioners import (
     ShardPartitioner,
 )
 from lightning_feddua.data.shakespeare import Shakespeare
-from lightning_feddua.data.sparse import SparseRegression
+from lightning_feddua.data.sparse_regression import SparseRegression
 from lightning_feddua.data.synthetic import SyntheticRegression
 
 __all__ = [

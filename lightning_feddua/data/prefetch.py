@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from lightning_feddua.data.client_data import ClientData
-from lightning_feddua.sampling import Purpose, seed_generators
+from lightning_feddua.randomness import Purpose, seed_generators
 
 
 @dataclass(frozen=True)

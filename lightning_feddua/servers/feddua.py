@@ -17,15 +17,15 @@ import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
+from lightning_feddua.aggregation.update import RoundUpdate
 from lightning_feddua.callbacks.base import FederatedCallback
 from lightning_feddua.errors import ConfigurationError, choices
-from lightning_feddua.parameters import Scratch, chunk_size, chunks, scalar_dtype
-from lightning_feddua.reduction import RoundUpdate
 from lightning_feddua.servers.kernels import ServerKernels
 from lightning_feddua.servers.mirror_maps import MirrorMap
 from lightning_feddua.servers.mirror_maps.base import DualLine
 from lightning_feddua.servers.preconditioners import PRECONDITIONERS
 from lightning_feddua.settings import check_instance
+from lightning_feddua.vectors import Scratch, chunk_size, chunks, scalar_dtype
 
 if TYPE_CHECKING:
     from lightning_feddua.loop import FederatedLoop

@@ -9,7 +9,7 @@ import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
-from lightning_feddua.parameters import scalar_dtype
+from lightning_feddua.vectors import scalar_dtype
 
 # How many coordinates compiled and eager passes are compared on, and how far they may differ, relatively.
 _SAMPLE = 1 << 16

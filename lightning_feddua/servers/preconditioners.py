@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lightning_feddua.parameters import Scratch
+from lightning_feddua.vectors import Scratch
 
 # Updates `s` in place with the round's mean update: (s, mean_delta, beta2, scratch).
 Accumulate = Callable[[Tensor, Tensor, float, Scratch], object]

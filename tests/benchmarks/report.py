@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from lightning_feddua.plotting import pyplot
+from lightning_feddua.experiments.plots import pyplot
 
 # Colour-blind-safe (Okabe and Ito): this project, everything else, and the limit.
 _OURS, _OTHERS, _LIMIT = "#0072B2", "#E69F00", "#999999"

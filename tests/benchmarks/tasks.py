@@ -15,7 +15,8 @@ from lightning_feddua.data.client_data import minibatches
 from lightning_feddua.data.partition import Partition
 from lightning_feddua.models import CharLSTM, FemnistCNN, LinearRegression
 from lightning_feddua.models.classifier import Classifier
-from lightning_feddua.sampling import Purpose, generator, sample_cohort
+from lightning_feddua.randomness import Purpose, generator
+from lightning_feddua.sampling import sample_cohort
 from tests.benchmarks.work import Work
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lightning_feddua import ConfigurationError, FederatedDataModule, FederatedLoop
-from lightning_feddua.launching import _match_torchrun
+from lightning_feddua.launch.fabric import _match_torchrun
 from tests.modules import Classifier, classification
 
 

@@ -6,16 +6,8 @@ import time
 
 import pytest
 
-from lightning_feddua import (
-    FedAdam,
-    FedAvg,
-    FedDuAdagrad,
-    FedDuAdam,
-    FederatedCallback,
-    FederatedDataModule,
-    Scaffold,
-    lane_sums,
-)
+from lightning_feddua import FedAdam, FedAvg, FedDuAdagrad, FedDuAdam, FederatedCallback, FederatedDataModule, Scaffold
+from lightning_feddua.aggregation import lanes as lane_sums
 from lightning_feddua.clients import AdaAlter, FedDualAvg, Mime, MimeLite, Scaffnew
 from tests.forked_ranks import ForkedRanks, assert_same, fit, run
 from tests.modules import Classifier, DropoutCNN, classification

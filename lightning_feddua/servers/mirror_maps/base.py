@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from lightning_feddua.errors import ConfigurationError
-from lightning_feddua.parameters import chunks, scalar_dtype
 from lightning_feddua.servers.mirror_maps.root import increasing_root
+from lightning_feddua.vectors import chunks, scalar_dtype
 
 
 class MirrorMap(ABC):

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from lightning_feddua.errors import ConfigurationError
-from lightning_feddua.parameters import chunks
 from lightning_feddua.servers.mirror_maps.base import DualLine, MirrorMap
+from lightning_feddua.vectors import chunks
 
 
 class PNorm(MirrorMap):

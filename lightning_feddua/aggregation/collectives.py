@@ -1,0 +1,136 @@
+"""What ranks exchange, and who is missing when an exchange fails."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor
+
+from lightning_feddua.errors import ConfigurationError, RankError
+
+# Under this prefix each rank writes into the process group's store how many exchanges it has come to.
+_PREFIX = "lightning_feddua/arrivals/"
+# Seconds that the store has to answer: its own process may be the one that hangs.
+_STORE_SECONDS = 5.0
+_arrivals = 0
+
+
+def all_reduce_sum(fabric: Fabric, tensor: Tensor) -> None:
+    """Sum a tensor over ranks, in place. Fabric's own would add a barrier to each."""
+    if fabric.world_size > 1:
+        with named_absence(fabric):
+            _wait(fabric, torch.distributed.all_reduce(tensor, async_op=True))
+
+
+def all_to_all(fabric: Fabric, arrived: Tensor, rows: Tensor, counts: Sequence[int]) -> None:
+    """Send each of several ranks some rows.
+
+    Args:
+        fabric: for the collective.
+        arrived: where the rows go that come to this rank, in rank order.
+        rows: what this rank sends, as many to each rank, in rank order.
+        counts: how many rows each rank sends to each.
+    """
+    ranks = len(counts)
+    with named_absence(fabric):
+        sent = [len(rows) // ranks] * ranks
+        _wait(fabric, torch.distributed.all_to_all_single(arrived, rows, list(counts), sent, async_op=True))
+
+
+def all_gather(fabric: Fabric, gathered: Tensor, vector: Tensor) -> None:
+    """Collect the vectors of several ranks, which have one length, in rank order."""
+    with named_absence(fabric):
+        _wait(fabric, torch.distributed.all_gather_into_tensor(gathered, vector, async_op=True))
+
+
+def gather_objects(fabric: Fabric, value: Any) -> list[Any]:
+    """The value of each rank, in rank order, on every rank."""
+    if fabric.world_size == 1:
+        return [value]
+    gathered: list[Any] = [None] * fabric.world_size
+    with named_absence(fabric):
+        torch.distributed.all_gather_object(gathered, value)
+    return gathered
+
+
+@contextmanager
+def named_absence(fabric: Fabric) -> Iterator[None]:
+    """Around an exchange that every rank takes part in: one that fails names the ranks that have not come to it.
+
+    Raises:
+        RankError: a rank has ended, or has not come within the process group's timeout.
+    """
+    global _arrivals
+    _arrivals += 1
+    own = _arrivals
+    store = torch.distributed.distributed_c10d._get_default_store()
+    store.set(f"{_PREFIX}{fabric.global_rank}", str(own))
+    try:
+        yield
+    except RuntimeError as error:
+        problem = " ".join(str(error).split()).rstrip(".")
+        raise RankError(f"{_absence(fabric, store, own)} (rank {fabric.global_rank} was told: {problem}).") from error
+
+
+def uses_store_of_torchrun() -> bool:
+    """Whether the process group's store is not with rank 0."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def _wait(fabric: Fabric, work: Any) -> None:
+    # With its timeout given, NCCL, too, waits here and raises, instead of ending the process from a thread.
+    work.wait(getattr(fabric.strategy, "_timeout", None) or torch.distributed.default_pg_timeout)
+
+
+def _absence(fabric: Fabric, store: Any, own: int) -> str:
+    others = [rank for rank in range(fabric.world_size) if rank != fabric.global_rank]
+    known = _within(_STORE_SECONDS, lambda: {rank: _arrived(store, rank) for rank in others})
+    if known is None:
+        keeper = "torchrun" if uses_store_of_torchrun() else "Rank 0"
+        return f"{keeper}, which keeps the ranks together, does not answer"
+    missing = [rank for rank, count in known.items() if count < own]
+    if not missing:
+        return "An exchange between ranks failed although all have come to it"
+    names = f"Rank {missing[0]} has" if len(missing) == 1 else f"Ranks {', '.join(map(str, missing))} have"
+    return f"{names} ended, or not come to an exchange within the loop's `timeout`"
+
+
+def _arrived(store: Any, rank: int) -> int:
+    key = f"{_PREFIX}{rank}"
+    return int(store.get(key)) if store.check([key]) else 0
+
+
+def _within(seconds: float, function: Callable[[], Any]) -> Any:
+    """What a function returns, or None if that takes too long or fails."""
+    results: list[Any] = []
+
+    def run() -> None:
+        try:
+            results.append(function())
+        except Exception:
+            results.append(None)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return results[0] if results else None
+
+
+def on_rank_zero(fabric: Fabric, function: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of a function that rank 0 alone runs, or its error, on every rank; a collective."""
+    result, error = None, None
+    if fabric.is_global_zero:
+        try:
+            result = function(*arguments)
+        except ConfigurationError as exception:
+            error = exception
+    result, error = fabric.broadcast((result, error))
+    if error is not None:
+        raise error
+    return result

@@ -1,0 +1,168 @@
+"""Clients that fail: the run ends with one error on all ranks, or goes on without them."""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor
+
+from lightning_feddua.aggregation.collectives import gather_objects
+from lightning_feddua.aggregation.update import ClientUpdate
+from lightning_feddua.engines.base import Client, GlobalState
+from lightning_feddua.errors import ClientError, DivergenceError, RankError, RemoteTraceback
+from lightning_feddua.vectors import squared_norm
+
+# After so many rounds in a row in which every client failed, the fault is not the clients'.
+FAILED_ROUNDS = 3
+_NOT_FINITE = (
+    "its update is not finite. Try a smaller local learning rate, or `gradient_clip_val`;"
+    ' `on_client_error="skip"` leaves such clients out.'
+)
+
+
+class ClientFaults:
+    """Sorts the clients of a rank into those that count and those that have failed.
+
+    A client fails by an exception, or by an update that is not finite. What has failed never reaches the round's sums.
+    An error that is to end the run is held until the round's all-reduce, in which the other ranks are waiting.
+
+    Args:
+        fabric: for the exchange of errors.
+        action: ``"raise"``, or ``"skip"`` to go on without clients that fail.
+        max_update_norm: the largest norm of an update, to which longer ones are clipped; None for no clipping.
+    """
+
+    def __init__(self, fabric: Fabric, action: Literal["raise", "skip"], max_update_norm: float | None = None) -> None:
+        self._fabric = fabric
+        self._skips = action == "skip"
+        self._max_update_norm = max_update_norm
+        self.start()
+
+    def start(self) -> None:
+        """Begin a round."""
+        self.error: Exception | None = None
+        self._failed: set[str] = set()
+
+    def remaining(self, clients: Sequence[Client]) -> list[Client]:
+        """Those that have not failed so far; none where the run is about to end."""
+        return [] if self.error is not None else [client for client in clients if client.name not in self._failed]
+
+    def accepted(
+        self, results: Iterable[ClientUpdate | ClientError], state: GlobalState, global_floats: Tensor | None
+    ) -> Iterator[ClientUpdate]:
+        """The updates that count, clipped. Ends at the first failure where that ends the run.
+
+        Args:
+            results: what an engine gives.
+            state: the global state of the round.
+            global_floats: the float buffers that clients started from.
+        """
+        for result in results:
+            # The synchronisation with the device that this takes is paid only where clients may be left out.
+            if self._skips and isinstance(result, ClientUpdate) and not _is_finite(result, global_floats):
+                result = ClientError(result.client.name, state.round, "local training", _NOT_FINITE)
+            if isinstance(result, ClientError):
+                self._note(result)
+            else:
+                self._clip(result.delta)
+                yield result
+            if self.error is not None:
+                return
+
+    def gradients(
+        self, clients: Sequence[Client], state: GlobalState, of_client: Callable[[Client, GlobalState], Tensor]
+    ) -> Iterator[tuple[Tensor, float, int]]:
+        """The gradients of clients, each with its weight and lane, for their mean; without those of clients that fail.
+
+        Args:
+            clients: whose.
+            state: the global state of the round.
+            of_client: computes one.
+        """
+        stage = "the gradient of all its data"
+        for client in clients:
+            try:
+                gradient = of_client(client, state)
+            except Exception as exception:
+                self._note(ClientError(client.name, state.round, stage, exception))
+                continue
+            if self._skips and not squared_norm(gradient).isfinite():
+                self._note(ClientError(client.name, state.round, stage, _NOT_FINITE))
+                continue
+            yield gradient, client.weight, client.lane
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep an exception of the block for :meth:`check`."""
+        try:
+            yield
+        except Exception as exception:
+            self.error = exception
+
+    def check(self, failed: bool, squared_norms: Tensor, names: Callable[[int], str], state: GlobalState) -> None:
+        """Raise what has failed on any rank: the rank itself its own exception, the others one that names it.
+
+        Args:
+            failed: whether a rank has an error; the same on every rank.
+            squared_norms: of the clients that took part, in cohort order.
+            names: gives a client's name by its place in the cohort.
+            state: the global state of the round.
+        """
+        if failed:
+            self._raise_together()
+        if self._skips:
+            return
+        # Nobody has looked at the updates yet, and now it costs nothing.
+        for place in (~squared_norms.isfinite()).nonzero().flatten().tolist():
+            raise DivergenceError(names(place), state.round, "local training", _NOT_FINITE)
+
+    def check_history(self, history: Sequence[dict[str, Any]]) -> None:
+        """One clear error where nobody is left, round after round."""
+        last = history[-FAILED_ROUNDS:]
+        if len(last) == FAILED_ROUNDS and not any(row["clients"] for row in last):
+            raise RuntimeError(
+                f"All clients have failed in {FAILED_ROUNDS} rounds in a row, the last in round {last[-1]['round']}."
+                " The warnings above say why each did."
+            )
+
+    def _raise_together(self) -> None:
+        error = self.error
+        own = None if error is None else (str(error), "".join(traceback.format_exception(error)))
+        found = gather_objects(self._fabric, own)
+        if error is not None:
+            raise error
+        rank, (message, trace) = next((rank, told) for rank, told in enumerate(found) if told is not None)
+        raise RankError(f"Rank {rank} has failed: {message}") from RemoteTraceback(trace)
+
+    def _note(self, error: ClientError) -> None:
+        self._failed.add(error.client_id)
+        if not self._skips:
+            self.error = error
+            return
+        # On the rank where it happened, which alone knows.
+        warnings.warn(
+            f"Client `{error.client_id}` is left out of round {error.round}, having failed during {error.stage}:"
+            f" {error.problem}",
+            stacklevel=2,
+        )
+
+    def _clip(self, delta: Tensor) -> None:
+        if self._max_update_norm is not None:
+            norm = squared_norm(delta).sqrt()
+            delta.mul_((self._max_update_norm / norm).clamp(max=1.0).to(delta.dtype))
+
+
+def _is_finite(update: ClientUpdate, global_floats: Tensor | None) -> bool:
+    """Whether a client can be added to the sums without harm."""
+    kept = [] if update.kept is None else [update.kept.flatten()]
+    finite = torch.stack([squared_norm(v) for v in (update.delta, *update.extra_vectors.values(), *kept)]).isfinite()
+    if update.floats is None or global_floats is None:
+        return bool(finite.all())
+    # A buffer may hold infinities for good, as masks do.
+    return bool(finite.all() & (update.floats.isfinite() | ~global_floats.isfinite()).all())

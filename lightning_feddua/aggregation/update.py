@@ -1,0 +1,82 @@
+"""What a client sends, and what the server learns from one round."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from lightning_feddua.vectors import scalar_dtype, squared_norm
+
+if TYPE_CHECKING:
+    from lightning_feddua.engines.base import Client
+
+
+@dataclass
+class ClientUpdate:
+    """What a trained client gives to the reduction. Tensors hold until the next one is asked for.
+
+    Args:
+        client: who.
+        delta: its update ``Δ_i``, flat.
+        metrics: its training metrics, scalars.
+        floats: its float buffers, flat, or None.
+        integers: its integer buffers, flat, or None.
+        extra_vectors: what its algorithm sends along.
+        kept: the vectors that it keeps for its next round, or None.
+    """
+
+    client: Client
+    delta: Tensor
+    metrics: dict[str, Tensor] = field(default_factory=dict)
+    floats: Tensor | None = None
+    integers: Tensor | None = None
+    extra_vectors: dict[str, Tensor] = field(default_factory=dict)
+    kept: Tensor | None = None
+
+
+@dataclass
+class RoundUpdate:
+    """What the server learns from one round.
+
+    Args:
+        mean_delta: ``Δ̄``, the (weighted) mean of the clients' updates, flat.
+        squared_norms: ``‖Δ_i‖²`` of each client that took part, in cohort order.
+        client_weights: the weight of each client in the mean, on any scale; None for uniform.
+        metrics: training metrics, averaged over clients.
+        float_buffers: the mean of the clients' float buffers, flat; None without any.
+        float_changed: which float buffers any client changed.
+        integer_buffers: the maximum of the clients' integer buffers, flat; None without any.
+        extra_vectors: the plain mean of what the clients' algorithm sends along, by name.
+        spare: memory like the mean update's, with anything in it, for a server to compute in; None without any.
+    """
+
+    mean_delta: Tensor
+    squared_norms: Tensor
+    client_weights: Tensor | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    float_buffers: Tensor | None = None
+    float_changed: Tensor | None = None
+    integer_buffers: Tensor | None = None
+    extra_vectors: dict[str, Tensor] = field(default_factory=dict)
+    spare: Tensor | None = None
+
+    def half_mean_squared_norm(self) -> float:
+        """``½ Σ p_i ‖Δ_i‖²`` with the same weights ``p_i`` as in ``Δ̄``, or the step's guarantee breaks."""
+        norms = self.squared_norms.to(scalar_dtype(self.squared_norms.device))
+        if self.client_weights is None:
+            return 0.5 * norms.mean().item()
+        weights = self.client_weights.to(norms)
+        return 0.5 * ((weights * norms).sum() / weights.sum()).item()
+
+    def heterogeneity(self) -> float:
+        """``Σ p_i ‖Δ_i‖² / ‖Δ̄‖²``: 1 where all clients agree, and larger the more their updates cancel in the mean.
+
+        >>> deltas = torch.eye(4)
+        >>> RoundUpdate(deltas.mean(0), deltas.square().sum(1)).heterogeneity()
+        4.0
+        """
+        norm = squared_norm(self.mean_delta).item()
+        return 2 * self.half_mean_squared_norm() / norm if norm > 0 else math.nan

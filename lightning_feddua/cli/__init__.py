@@ -1,0 +1,3 @@
+from lightning_feddua.cli.commands import main
+
+__all__ = ["main"]

@@ -1,0 +1,303 @@
+"""The command line: ``feddua fit``, ``data``, ``compare``, ``sweep``, ``plot``, ``report`` and ``completion``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import SUPPRESS, ArgumentError
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import yaml
+from jsonargparse import ActionConfigFile, ArgumentParser, Namespace
+from lightning.fabric.utilities.seed import seed_everything
+
+from lightning_feddua.__about__ import __version__
+from lightning_feddua.callbacks import FederatedCallback
+from lightning_feddua.cli.argument_errors import sentences
+from lightning_feddua.cli.completion import add_completion_arguments, completion
+from lightning_feddua.cli.recipe_arguments import resolve_recipe
+from lightning_feddua.cli.recipes import LOOP_SKIPS, SECTIONS, shipped_recipes
+from lightning_feddua.data import FederatedDataModule
+from lightning_feddua.errors import ConfigurationError, choices
+from lightning_feddua.experiments.compare import (
+    add_compare_arguments,
+    add_plot_arguments,
+    add_report_arguments,
+    compare,
+    overrides_last,
+    plot,
+    report,
+)
+from lightning_feddua.experiments.plots import check_picture, plot_labels
+from lightning_feddua.experiments.sweep import add_sweep_arguments, sweep
+from lightning_feddua.launch.run_folders import RECIPE_FILE
+from lightning_feddua.loop import FederatedLoop
+
+
+class SaveRecipe(FederatedCallback):
+    """Writes the resolved recipe into the run's folder, so that the run can be repeated from it.
+
+    Args:
+        text: the recipe.
+    """
+
+    FILE_NAME = RECIPE_FILE
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def on_fit_start(self, loop: FederatedLoop) -> None:
+        """Write it, on rank 0."""
+        if loop.fabric.is_global_zero:
+            (loop.run_dir / self.FILE_NAME).write_text(self._text)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The recipe, for whoever finds a checkpoint alone."""
+        return {"recipe": self._text}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Returns 0, or 1 if one of several runs failed (those of a sweep may diverge), or 2 for bad input, or 130 when
+    interrupted; other errors are raised.
+    """
+    # As with `python -m`: a recipe may name modules in the current folder.
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        return _run(list(sys.argv[1:] if arguments is None else arguments))
+    except KeyboardInterrupt:
+        print("feddua: interrupted", file=sys.stderr)
+        return 130
+    except Exception as error:
+        # jsonargparse wraps what a class's constructor raises.
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, ConfigurationError):
+            cause = cause.__cause__ or cause.__context__
+        if cause is None:
+            raise
+        # Under torchrun every rank finds the same mistake; one of them says so.
+        if os.environ.get("RANK", "0") == "0":
+            print(f"feddua: error: {cause}", file=sys.stderr)
+        return 2
+
+
+def _run(arguments: list[str]) -> int:
+    command = arguments[0] if arguments else ""
+    if not command.startswith("-") and command not in COMMANDS:
+        problem = f"There is no command `{command}`." if command else "There is no command."
+        raise ConfigurationError(problem, f"Choose one of {choices(COMMANDS)}; `feddua --help` explains them.")
+    parser = _parser(
+        prog="feddua",
+        description="Federated learning for PyTorch Lightning, with FedDuA's server.",
+        epilog=f"Start with `feddua fit --config synthetic`. Shipped recipes: {choices(shipped_recipes())}. Exit codes:"
+        " 0; 1 if a run failed; 2 for bad input; 130 after Ctrl-C; 143 after SIGTERM.",
+        version=__version__,
+    )
+    subcommands = parser.add_subcommands(required=True)
+    subparsers = {
+        name: _parser(description=one.description, epilog=f"Example: feddua {name} {one.example}")
+        for name, one in COMMANDS.items()
+    }
+    for name, subparser in subparsers.items():
+        # What the others take would only cost time.
+        if name == command:
+            COMMANDS[name].add_arguments(subparser)
+        subcommands.add_subcommand(name, subparser, help=_first_sentence(COMMANDS[name].description))
+    if command in COMMANDS:
+        arguments = [command, *COMMANDS[command].prepare(arguments[1:])]
+    config = _parse(parser, arguments, command if command in COMMANDS else "")
+    return COMMANDS[command].run(subparsers[command], config[command]) or 0
+
+
+def _parse(parser: ArgumentParser, arguments: list[str], command: str) -> Namespace:
+    try:
+        return parser.parse_args(arguments)
+    except ArgumentError as error:
+        raise ConfigurationError(*sentences(error, command, partial(_options, command))) from error
+
+
+def _options(command: str) -> list[str]:
+    """All that a command takes, overrides included."""
+    if command not in COMMANDS:
+        return []
+    parser = _parser()
+    COMMANDS[command].add_arguments(parser)
+    if COMMANDS[command].prepare is overrides_last:
+        parser.add_class_arguments(FederatedLoop, "loop", skip=LOOP_SKIPS, instantiate=False)
+    return [option for action in parser._actions for option in action.option_strings]
+
+
+def _first_sentence(text: str) -> str:
+    """As a phrase: without its capital and its full stop."""
+    return text[0].lower() + text[1:].split(".")[0]
+
+
+def _parser(**arguments: Any) -> ArgumentParser:
+    return ArgumentParser(exit_on_error=False, allow_abbrev=False, **arguments)
+
+
+def _add_fit(parser: ArgumentParser) -> None:
+    _add_config(parser)
+    for section, base in SECTIONS.items():
+        required = section in ("model", "data")
+        parser.add_subclass_arguments(base, section, required=required, default=None if required else _default(section))
+    parser.add_class_arguments(FederatedLoop, "loop", skip=LOOP_SKIPS, instantiate=False)
+    # Lightning's own class has no words for it.
+    (parser.groups or {})["model"].title = "Any LightningModule"
+    parser.add_argument(
+        "--ckpt_path",
+        type=str,
+        # What is not given is not printed by `--print_config` either: it is no part of a recipe.
+        default=SUPPRESS,
+        help="a checkpoint to go on from; `last` for the newest run in `loop.out_dir` that has one",
+    )
+
+
+def _add_data(parser: ArgumentParser) -> None:
+    _add_config(parser)
+    parser.add_subclass_arguments(SECTIONS["data"], "data", required=True)
+    parser.add_argument("--plot", type=str | None, default=None, help="a file for the picture, such as labels.png")
+
+
+def _add_config(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--config", action=ActionConfigFile, help="a recipe: a YAML file, or the name of a shipped recipe"
+    )
+    # Taken out of the command line before it is parsed; here for the help.
+    parser.add_argument("--preset", type=str, default=SUPPRESS, help="one of the recipe's presets")
+
+
+def _describe_data(parser: ArgumentParser, config: Namespace) -> None:
+    if config.plot is not None:
+        check_picture(Path(config.plot))
+    data: FederatedDataModule = parser.instantiate(config).data
+    data.prepare_data()
+    data.setup("fit")
+    sizes = data.client_sizes()
+    low, median, high = (int(q) for q in np.quantile(sizes, [0, 0.5, 1]))
+    print(repr(data))
+    print(f"samples of a client: {low:,} to {high:,}, half have {median:,} or less")
+    for name, dataset in (("validation", data.val_dataset), ("test", data.test_dataset)):
+        print(f"{name}: {'none' if dataset is None else f'{len(dataset):,} samples'}")  # type: ignore[arg-type]
+    if config.plot is not None:
+        plot_labels(data.label_counts(), Path(config.plot), repr(data))
+        print(f"picture in {config.plot}")
+
+
+def _default(section: str) -> dict[str, str]:
+    name = {"server": "FedDuAdagrad", "client": "LocalTraining"}[section]
+    return {"class_path": f"lightning_feddua.{name}"}
+
+
+def _fit(parser: ArgumentParser, config: Namespace) -> None:
+    ckpt_path = config.pop("ckpt_path", None)
+    recipe = _dump(parser, config)
+    # Before anything random is made: the model's initial weights belong to the run's seed.
+    seed_everything(config.loop.seed % 2**32, verbose=False)
+    made = parser.instantiate(config)
+    settings = dict(vars(made.loop))
+    callbacks = settings.pop("callbacks") or []
+    settings["callbacks"] = [*(callbacks if isinstance(callbacks, list) else [callbacks]), SaveRecipe(recipe)]
+    loop = FederatedLoop(server=made.server, client=made.client, **settings)
+    loop.fit(made.model, made.data, ckpt_path)
+
+
+def _dump(parser: ArgumentParser, config: Namespace) -> str:
+    """The recipe with all defaults filled in."""
+    config.pop("preset", None)
+    config.pop("ckpt_path", None)
+    return parser.dump(config, skip_none=False, skip_validation=True)
+
+
+def _resolve_fit(arguments: list[str]) -> dict[str, Any]:
+    """What ``feddua fit`` would run."""
+    parser = _parser()
+    _add_fit(parser)
+    return yaml.safe_load(_dump(parser, _parse(parser, resolve_recipe(arguments, [*SECTIONS, "loop"]), "compare")))
+
+
+def _complete(_: ArgumentParser, config: Namespace) -> None:
+    parsers = {name: _parser() for name in COMMANDS}
+    for name, parser in parsers.items():
+        COMMANDS[name].add_arguments(parser)
+    completion(config.shell, parsers)
+
+
+class Command(NamedTuple):
+    """A subcommand.
+
+    Args:
+        description: its first sentence is the line in ``feddua --help``.
+        example: arguments that somebody may give it.
+        add_arguments: to a parser.
+        prepare: changes the command line before it is parsed.
+        run: does it, given the parser and what it has parsed; returns the exit code, or None for 0.
+    """
+
+    description: str
+    example: str
+    add_arguments: Callable[[ArgumentParser], None]
+    prepare: Callable[[list[str]], list[str]]
+    run: Callable[[ArgumentParser, Namespace], int | None]
+
+
+COMMANDS = {
+    "fit": Command(
+        "Train a recipe's model over its clients. `--preset NAME` applies one of the recipe's presets;"
+        " `--server NAME` does so, too, where the recipe has one of this name.",
+        "--config synthetic --server FedExP --loop.max_rounds 100",
+        _add_fit,
+        lambda arguments: resolve_recipe(arguments, [*SECTIONS, "loop"]),
+        _fit,
+    ),
+    "data": Command(
+        "Describe a recipe's clients. With `--plot`, draw how labels are distributed over them.",
+        "--config cifar10 --plot labels.png",
+        _add_data,
+        lambda arguments: resolve_recipe(arguments, ["data"]),
+        _describe_data,
+    ),
+    "compare": Command(
+        "Run a recipe's methods over seeds, in parallel. Ends with a figure, a table and a report; what is finished is"
+        " not run again.",
+        "--config synthetic --methods FedAvg FedDuAdam --seeds 3 --loop.max_rounds 100",
+        add_compare_arguments,
+        overrides_last,
+        lambda _, config: compare(_resolve_fit, **vars(config)),
+    ),
+    "sweep": Command(
+        "Tune the hyperparameters of a recipe's methods, in parallel. Ends with a table, a figure of how much each key"
+        " matters, and the best recipe of each method; what is finished is not run again.",
+        "--config synthetic --methods FedAvg --space model.lr=0.01,0.1 server.eta_g=log:0.1:10:5",
+        add_sweep_arguments,
+        overrides_last,
+        lambda _, config: sweep(_resolve_fit, **vars(config)),
+    ),
+    "plot": Command(
+        "Draw the curves of finished runs.",
+        "runs/synthetic/compare --metric val_loss --out curves.pdf",
+        add_plot_arguments,
+        list,
+        lambda _, config: plot(**vars(config)),
+    ),
+    "report": Command(
+        "Write an HTML report on finished runs.",
+        "runs/synthetic --out report.html",
+        add_report_arguments,
+        list,
+        lambda _, config: report(**vars(config)),
+    ),
+    "completion": Command(
+        "Print a script by which bash or zsh completes commands, options and names.",
+        "bash > feddua.bash",
+        add_completion_arguments,
+        list,
+        _complete,
+    ),
+}

@@ -1,0 +1,77 @@
+"""The recipe that a command line asks for: ``--config``, ``--preset``, ``--server`` and overrides."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from lightning_feddua.cli.recipes import (
+    SECTIONS,
+    check_arguments,
+    check_recipe,
+    find_recipe,
+    load_recipe,
+    merge,
+    section_class,
+    split_presets,
+)
+from lightning_feddua.errors import ConfigurationError, choices
+from lightning_feddua.loop import FederatedLoop
+
+
+def resolve_recipe(arguments: list[str], sections: Sequence[str]) -> list[str]:
+    """Replace the recipe that ``--config`` names by the text of some sections, with the preset that is asked for.
+
+    Names that do not exist are found here, where it is known what is allowed.
+    """
+    given, rest = _take_options(arguments, ("--config", "--preset"))
+    server = _take_options(rest, ("--server",))[0].get("--server", [None])[-1]
+    recipe: dict[str, Any] = {}
+    for name in given.get("--config", []):
+        recipe = merge(recipe, load_recipe(find_recipe(name)))
+    recipe, presets = split_presets(recipe)
+    preset = given.get("--preset", [None])[-1]
+    if preset is None and server in presets:
+        preset = server
+        rest = _take_options(rest, ("--server",))[1]
+    if preset is not None:
+        if preset not in presets:
+            allowed = f"Choose one of {choices(presets)}." if presets else "Leave `--preset` out: the recipe has none."
+            raise ConfigurationError(f"The recipe has no preset `{preset}`.", allowed)
+        recipe = merge(recipe, presets[preset])
+    check_recipe(recipe)
+    recipe = {section: value for section, value in recipe.items() if section in sections}
+    _check_overrides(recipe, rest)
+    return ["--config", yaml.safe_dump(recipe), *rest] if recipe else rest
+
+
+def _take_options(arguments: list[str], names: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]:
+    """Values of some options, given as ``--name value`` or ``--name=value``, and all other arguments."""
+    taken: dict[str, list[str]] = {}
+    rest = []
+    waiting = iter(arguments)
+    for argument in waiting:
+        name, equals, value = argument.partition("=")
+        if name not in names:
+            rest.append(argument)
+            continue
+        if not equals and (value := next(waiting, "")) == "":
+            raise ConfigurationError(f"`{name}` has no value.", f"Write `{name} VALUE`.")
+        taken.setdefault(name, []).append(value)
+    return taken, rest
+
+
+def _check_overrides(recipe: dict[str, Any], arguments: list[str]) -> None:
+    """One clear error for ``--section.name`` where the section's class has no such argument."""
+    for section in SECTIONS:
+        chosen = _take_options(arguments, (f"--{section}",))[0].get(f"--{section}", [recipe.get(section)])[-1]
+        if isinstance(chosen, str) and chosen.startswith(("{", "null")):
+            continue
+        pattern = re.compile(rf"--{section}\.(?:init_args\.)?(?!class_path\b|help\b|init_args\b)(\w+)")
+        names = [match[1] for argument in arguments if (match := pattern.match(argument))]
+        if chosen is not None:
+            cls, _ = section_class(section, chosen)
+            check_arguments(section, cls, names)
+    names = [match[1] for argument in arguments if (match := re.match(r"--loop\.(\w+)", argument))]
+    check_arguments("loop", FederatedLoop, names)

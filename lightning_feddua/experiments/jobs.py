@@ -1,0 +1,318 @@
+"""Many runs of ``feddua fit`` in parallel processes: each in a folder of its own, none done twice."""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import hashlib
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from lightning.fabric.accelerators import CUDAAccelerator, MPSAccelerator
+from lightning.fabric.plugins.environments import TorchElasticEnvironment
+
+from lightning_feddua.callbacks import CSVLog
+from lightning_feddua.errors import ConfigurationError, DivergenceError
+from lightning_feddua.experiments.live_display import LiveDisplay, RunProgress
+from lightning_feddua.experiments.results import FINISHED_FILE, JOB_FILE, latest_version, read_json
+from lightning_feddua.launch.fabric import leave_process_group
+
+LOG_FILE = "log.txt"
+_LOCK_FILE = ".lock"
+_LOCK_SECONDS = 5.0
+_REFRESH_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to be done.
+
+    Args:
+        name: what to call it.
+        folder: its own folder; results are in a ``version_N`` below it.
+        recipe: the resolved recipe.
+    """
+
+    name: str
+    folder: Path
+    recipe: Mapping[str, Any]
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the recipe, but for where results go."""
+        loop = {key: value for key, value in self.recipe["loop"].items() if key != "out_dir"}
+        text = json.dumps({**self.recipe, "loop": loop}, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has been done, with this very recipe."""
+        results = self.folder / str(self._mark().get("version")) / CSVLog.FILE_NAME
+        return results.is_file()
+
+    @property
+    def diverged(self) -> bool:
+        """Whether it has been tried, with this very recipe, and an update was not finite."""
+        return "diverged" in self._mark()
+
+    @property
+    def log(self) -> Path:
+        """Where its output goes."""
+        return self.folder / LOG_FILE
+
+    def _mark(self) -> dict[str, Any]:
+        """What its process has left behind; nothing if that had another recipe."""
+        mark = read_json(self.folder / FINISHED_FILE)
+        return mark if mark.get("recipe_sha256") == self.fingerprint else {}
+
+
+@dataclass
+class _Running:
+    job: Job
+    process: BaseProcess
+    slot: int
+    # Versions from before are not this run's.
+    earlier: Path | None
+    start: float = field(default_factory=time.monotonic)
+
+    def progress(self) -> RunProgress:
+        """How far it has come, by its log."""
+        version = latest_version(self.job.folder)
+        row = {}
+        if version is not None and version != self.earlier and (version / CSVLog.FILE_NAME).is_file():
+            row = _last_row(version / CSVLog.FILE_NAME)
+        rounds = int(row["round"]) + 1 if row else 0
+        seconds = time.monotonic() - self.start
+        return RunProgress(self.job.name, rounds, self.job.recipe["loop"]["max_rounds"], row, seconds)
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    root: Path,
+    workers: int | None,
+    display: LiveDisplay,
+    check: Callable[[Job], None] = lambda job: None,
+    reuse_diverged: bool = False,
+) -> list[Job]:
+    """Do all jobs that are not done yet; a failed one does not stop the others.
+
+    Processes are forked, so that a job does not pay for imports again; the caller must not have used a GPU. All of them
+    end with this one, however it ends.
+
+    Args:
+        jobs: what to do.
+        root: a folder above all jobs' folders, in which only one process at a time may be at work.
+        workers: how many run at once; None for one a device, or a core where there are only cores.
+        display: where progress is shown.
+        check: called with each finished job; an error of its ends all, before more is done in vain.
+        reuse_diverged: whether a job that diverged before has been done, too.
+
+    Returns:
+        The jobs that failed, be it that they diverged, now or before.
+    """
+    if TorchElasticEnvironment.detect():
+        raise ConfigurationError("torchrun started a command that starts processes itself.", "Leave torchrun out.")
+    devices = _count_devices(job.recipe for job in jobs)
+    workers = workers or devices or _count_cores()
+    make_folder(root)
+    with (root / _LOCK_FILE).open("w") as lock:
+        _lock(lock.fileno(), root)
+        finished = [job for job in jobs if job.finished]
+        for job in finished:
+            check(job)
+        diverged = [job for job in jobs if reuse_diverged and job.diverged]
+        waiting = deque(job for job in jobs if job not in finished and job not in diverged)
+        display.start(total=len(jobs), reused=len(jobs) - len(waiting))
+        return diverged + _run_all(waiting, workers, devices, display, check)
+
+
+def make_folder(root: Path) -> None:
+    """Make the folder of many runs, or give one clear error."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        (root / _LOCK_FILE).touch()
+    except OSError as error:
+        raise ConfigurationError(
+            f"The folder `{root}` cannot be written: {error.strerror}.", "Choose another with `--out`."
+        ) from error
+
+
+def _run_all(
+    waiting: deque[Job], workers: int, devices: int, display: LiveDisplay, check: Callable[[Job], None]
+) -> list[Job]:
+    running: dict[int, _Running] = {}
+    slots = list(range(workers))
+    failed = []
+    with _lifeline() as ends:
+        try:
+            while waiting or running:
+                while waiting and slots:
+                    started = _start(waiting.popleft(), slots.pop(0), devices, ends)
+                    running[started.process.sentinel] = started
+                display.show([one.progress() for one in running.values()])
+                for sentinel in wait(list(running), timeout=_REFRESH_SECONDS):
+                    ended = running.pop(sentinel)  # type: ignore[arg-type]
+                    progress = ended.progress()
+                    code = _end(ended.process)
+                    slots.append(ended.slot)
+                    if code == 0:
+                        display.finished(progress)
+                        check(ended.job)
+                    else:
+                        failed.append(ended.job)
+                        display.failed(ended.job.name, _last_words(ended.job.log), ended.job.log)
+        finally:
+            for left in running.values():
+                _end(left.process)
+            display.close()
+    return failed
+
+
+def _start(job: Job, slot: int, devices: int, ends: tuple[int, int]) -> _Running:
+    job.folder.mkdir(parents=True, exist_ok=True)
+    (job.folder / FINISHED_FILE).unlink(missing_ok=True)
+    (job.folder / JOB_FILE).write_text(yaml.safe_dump(dict(job.recipe), sort_keys=False))
+    earlier = latest_version(job.folder)
+    arguments = _fit_arguments(job, slot, devices)
+    process = multiprocessing.get_context("fork").Process(target=_work, args=(job, arguments, ends))
+    process.start()
+    return _Running(job, process, slot, earlier)
+
+
+def _fit_arguments(job: Job, slot: int, devices: int) -> list[str]:
+    arguments = ["fit", "--config", str(job.folder / JOB_FILE)]
+    if devices and job.recipe["loop"]["devices"] == "auto":
+        arguments += ["--loop.devices", f"[{slot % devices}]"]
+    return arguments
+
+
+def _work(job: Job, arguments: list[str], ends: tuple[int, int]) -> None:
+    """What the child does: an ordinary ``feddua fit`` with its output in a file, then the mark that it is over."""
+    # A group of its own, which Ctrl-C at the terminal does not reach and which ends as a whole.
+    os.setsid()
+    reading, writing = ends
+    os.close(writing)
+    threading.Thread(target=_end_with_parent, args=(reading,), daemon=True).start()
+    sys.stdout = sys.stderr = job.log.open("w", buffering=1)
+    for descriptor in (1, 2):
+        os.dup2(sys.stdout.fileno(), descriptor)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
+    # Fabric starts further ranks by the command line of this process.
+    sys.argv[1:] = arguments
+    from lightning_feddua.cli import main
+
+    mark: dict[str, Any] = {"recipe_sha256": job.fingerprint}
+    try:
+        code = main(arguments)
+    except DivergenceError as error:
+        traceback.print_exc()
+        code, mark["diverged"] = 1, error.round
+    if code == 0:
+        version = latest_version(job.folder)
+        assert version is not None
+        mark["version"] = version.name
+    if len(mark) > 1:
+        _write_atomically(job.folder / FINISHED_FILE, json.dumps(mark, indent=2))
+    leave_process_group()
+    sys.exit(code)
+
+
+def _end_with_parent(reading: int) -> None:
+    """Nothing is ever written, so that reading ends only when the parent does."""
+    os.read(reading, 1)
+    os.killpg(0, signal.SIGKILL)
+
+
+def _end(process: BaseProcess) -> int | None:
+    """Make sure that nothing is left of a child, which may have ended, and return its exit code."""
+    if process.pid is not None:
+        # Before it is reaped, when its number could already be another's.
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    if wait([process.sentinel], timeout=0) == []:
+        process.kill()
+    process.join()
+    return process.exitcode
+
+
+@contextmanager
+def _lifeline() -> Iterator[tuple[int, int]]:
+    reading, writing = os.pipe()
+    try:
+        yield reading, writing
+    finally:
+        os.close(writing)
+        os.close(reading)
+
+
+def _lock(descriptor: int, root: Path) -> None:
+    """Forked children hold the lock, too, until they have ended."""
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise ConfigurationError(
+                    f"Another command is at work in `{root}`.", "Wait for its end, or choose another folder."
+                ) from None
+            time.sleep(0.1)
+
+
+def default_workers(recipes: Iterable[Mapping[str, Any]]) -> int:
+    """How many runs of such recipes there are at once: one a device, or a core where there are only cores."""
+    return _count_devices(recipes) or _count_cores()
+
+
+def _count_devices(recipes: Iterable[Mapping[str, Any]]) -> int:
+    """Accelerators that the recipes would use; 0 for a CPU."""
+    asked = {recipe["loop"]["accelerator"] for recipe in recipes}
+    for accelerator, names in ((CUDAAccelerator, {"auto", "gpu", "cuda"}), (MPSAccelerator, {"auto", "gpu", "mps"})):
+        if asked & names and accelerator.is_available():
+            return accelerator.auto_device_count()
+    return 0
+
+
+def _count_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _last_row(path: Path) -> dict[str, float]:
+    """The last complete line of a log, without reading all of it."""
+    with path.open("rb") as file:
+        names = file.readline().decode().rstrip("\r\n").split(",")
+        file.seek(max(file.tell(), path.stat().st_size - 100 * len(names)))
+        lines = file.read().decode(errors="replace").split("\n")[:-1]
+    cells = next(csv.reader(lines[-1:]), [])
+    if len(cells) != len(names):
+        return {}
+    return {name: float(cell) for name, cell in zip(names, cells, strict=True) if cell}
+
+
+def _last_words(log: Path) -> str:
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()] if log.is_file() else []
+    return lines[-1].strip() if lines else "it was killed before it said anything"
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)

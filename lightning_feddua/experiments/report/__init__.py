@@ -1,0 +1,3 @@
+from lightning_feddua.experiments.report.page import write_report
+
+__all__ = ["write_report"]

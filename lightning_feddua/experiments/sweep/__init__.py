@@ -1,0 +1,3 @@
+from lightning_feddua.experiments.sweep.command import add_sweep_arguments, sweep
+
+__all__ = ["add_sweep_arguments", "sweep"]

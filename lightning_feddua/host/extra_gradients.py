@@ -1,0 +1,61 @@
+"""Gradients beside those of local steps: of a minibatch, or of all of a client's data, at the weights in the module."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_feddua.engines.base import Client, GlobalState
+from lightning_feddua.host.federation import Federation
+from lightning_feddua.host.log_capture import LogCapture
+from lightning_feddua.host.training_step import TrainingStep
+from lightning_feddua.randomness import Purpose, seed_generators
+
+
+class ExtraGradients:
+    """Runs training steps that leave no trace: nothing is logged, and buffers and gradients stay as they are.
+
+    Args:
+        federation: the module and its clients.
+    """
+
+    def __init__(self, federation: Federation) -> None:
+        self._federation = federation
+        self._step = TrainingStep(federation.module)
+        self._capture = LogCapture(federation.fabric.device)
+
+    def of_client(self, client: Client, state: GlobalState) -> Tensor:
+        """``∇F_i(w_t)``: the mean over all of a client's samples, minibatch by minibatch. Loads the global weights."""
+        federation = self._federation
+        federation.restore(state.weights)
+        seed_generators(state.seed, state.round, client.index, Purpose.LOCAL_STEPS, federation.fabric.device)
+        view, size = federation.view, len(client.data)
+        view.training = True
+        view.start_client(state.work, size)
+        total = torch.zeros_like(state.weights)
+        for start in range(0, size, state.work.batch_size):
+            positions = np.arange(start, min(size, start + state.work.batch_size))
+            batch = federation.transfer(client.data.batch(positions))
+            total.add_(self.of_batch(batch, start // state.work.batch_size), alpha=len(positions) / size)
+        view.stop_client()
+        return total
+
+    def of_batch(self, batch: Any, batch_idx: int) -> Tensor:
+        """The gradient of one minibatch at the weights in the module; zero for parameters that the step leaves out."""
+        federation = self._federation
+        buffers = [(buffer, buffer.clone()) for buffer in federation.module.buffers()]
+        self._capture.start()
+        self._capture.start_batch(batch)
+        with self._capture.attached(federation.module), federation.fabric.strategy.precision.forward_context():
+            loss = self._step(batch, batch_idx)
+        parameters = [parameter for _, parameter in federation.parameters.named(federation.module)]
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+        flat = torch.zeros_like(federation.parameters.vector)
+        federation.parameters.gather(gradients, flat)
+        return flat

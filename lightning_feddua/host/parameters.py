@@ -1,0 +1,125 @@
+"""A module's trainable parameters as one vector."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from lightning_feddua.errors import ConfigurationError
+
+
+class FlatParameters:
+    """The trainable parameters of a module as views of one flat vector.
+
+    While this object holds them, ``vector`` and the module's parameters share memory: loading global weights is one
+    copy, a client's update is one subtraction in place. Frozen parameters stay where they are; tied ones appear once.
+
+    Args:
+        module: the module, already on its device and in its precision.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.tensors = trainable_parameters(module)
+        self._strides = [_dense_stride(parameter) for parameter in self.tensors]
+        first = self.tensors[0]
+        self.vector = torch.empty(
+            sum(p.numel() for p in self.tensors), dtype=first.dtype, device=first.device, requires_grad=False
+        )
+        for parameter, view in zip(self.tensors, self.views(self.vector), strict=True):
+            view.copy_(parameter.data)
+            parameter.data = view
+
+    def __len__(self) -> int:
+        return self.vector.numel()
+
+    def views(self, vector: Tensor) -> Iterator[Tensor]:
+        """Windows on a flat vector, one for each parameter, with its shape and memory format."""
+        offset = 0
+        for parameter, strides in zip(self.tensors, self._strides, strict=True):
+            yield vector.as_strided(parameter.shape, strides, vector.storage_offset() + offset)
+            offset += parameter.numel()
+
+    def named(self, module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters with their names in the module, in the vector's order."""
+        names = {id(parameter): name for name, parameter in module.named_parameters()}
+        for parameter in self.tensors:
+            yield names[id(parameter)], parameter
+
+    def named_views(self, module: nn.Module, vector: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Windows on a flat vector with their names in the module, all names of a tied parameter included."""
+        views = {id(p): view for p, view in zip(self.tensors, self.views(vector), strict=True)}
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            if id(parameter) in views:
+                yield name, views[id(parameter)]
+
+    def stacked_views(self, matrix: Tensor) -> Iterator[Tensor]:
+        """Windows on a matrix of flat vectors, one for each parameter, with its shape behind the first axis."""
+        offset = 0
+        for parameter, strides in zip(self.tensors, self._strides, strict=True):
+            start = matrix.storage_offset() + offset
+            yield matrix.as_strided((len(matrix), *parameter.shape), (matrix.stride(0), *strides), start)
+            offset += parameter.numel()
+
+    def gather(self, tensors: Sequence[Tensor | None], out: Tensor) -> list[Tensor]:
+        """Copy a tensor for each parameter into a flat vector, or stacks of them into a matrix; None is left out.
+
+        Returns:
+            The windows on the vector, one for each parameter.
+        """
+        windows = list(self.views(out) if out.dim() == 1 else self.stacked_views(out))
+        pairs = [(window, tensor) for window, tensor in zip(windows, tensors, strict=True) if tensor is not None]
+        torch._foreach_copy_([window for window, _ in pairs], [tensor for _, tensor in pairs])
+        return windows
+
+    def load(self, weights: Tensor) -> None:
+        """Copy global weights into the module."""
+        self.vector.copy_(weights)
+
+    def take_delta(self, weights: Tensor) -> Tensor:
+        """The update since :meth:`load` of the same weights, written over the vector itself where dtypes agree.
+
+        The module's weights are spent after this call; the next client loads them anew.
+        """
+        if self.vector.dtype == weights.dtype:
+            return self.vector.sub_(weights)
+        # Low-precision modules start from the rounded weights; the difference is taken in the server's precision.
+        return self.vector.to(weights.dtype).sub_(weights.to(self.vector.dtype))
+
+    def drop_gradients(self) -> None:
+        """Forget gradients, so that none reaches the next client."""
+        for parameter in self.tensors:
+            parameter.grad = None
+
+    def release(self) -> None:
+        """Give each parameter memory of its own again."""
+        for parameter in self.tensors:
+            parameter.data = parameter.data.clone()
+        self.drop_gradients()
+
+
+def trainable_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """The parameters that a run trains, tied ones once; one clear error if there is nothing to train."""
+    for name, parameter in module.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise ConfigurationError(
+                f"Parameter `{name}` of `{type(module).__name__}` is not initialised yet.",
+                "Run one forward pass through the lazy layers before the federated run.",
+            )
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    if not parameters:
+        raise ConfigurationError(
+            f"`{type(module).__name__}` has no trainable parameters.",
+            "Give it at least one parameter with `requires_grad=True`.",
+        )
+    dtypes = {p.dtype for p in parameters}
+    if len(dtypes) > 1:
+        raise ConfigurationError(
+            f"The trainable parameters of `{type(module).__name__}` have several dtypes: {sorted(map(str, dtypes))}.",
+            "Convert the module to one of them, or freeze the others.",
+        )
+    return parameters
+
+
+def _dense_stride(parameter: Tensor) -> tuple[int, ...]:
+    """The strides of a dense copy, `channels_last` kept."""
+    return torch.empty_like(parameter, device="meta").stride()

@@ -1,0 +1,127 @@
+"""The one Fabric of a loop, launched plainly, by Fabric itself or by torchrun."""
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from lightning.fabric.plugins.environments import LightningEnvironment, TorchElasticEnvironment
+from lightning.fabric.strategies import DDPStrategy, SingleDeviceStrategy
+
+from lightning_feddua.aggregation.collectives import uses_store_of_torchrun
+from lightning_feddua.errors import ConfigurationError
+from lightning_feddua.launch.preemption import EXIT_CODE
+
+
+def make_fabric(
+    *,
+    accelerator: Any,
+    strategy: Any,
+    devices: Any,
+    num_nodes: int,
+    precision: Any,
+    timeout: float,
+    callbacks: Any,
+    loggers: Any,
+) -> Fabric:
+    """A Fabric whose ranks are those of torchrun where torchrun started this process.
+
+    Left to itself, Fabric takes one device for ``devices="auto"`` on a CPU, and torchrun's processes would each train
+    alone without a word.
+    """
+    if TorchElasticEnvironment.detect():
+        devices, num_nodes = _match_torchrun(devices, num_nodes)
+    _check_count(devices)
+    arguments = {"accelerator": accelerator, "strategy": strategy, "devices": devices, "precision": precision}
+    try:
+        fabric = Fabric(**arguments, num_nodes=num_nodes, callbacks=callbacks, loggers=loggers)
+    except Exception as error:
+        given = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+        problem = " ".join(str(error).split()).rstrip(".")
+        raise ConfigurationError(
+            f"Fabric cannot start with {given}: {problem}.", "Change the one that does not fit this machine."
+        ) from error
+    if getattr(fabric.strategy, "_start_method", None) in ("spawn", "forkserver"):
+        raise ConfigurationError(
+            f"The strategy `{strategy}` starts processes that cannot see the model.", "Use `ddp` or `ddp_fork`."
+        )
+    if not isinstance(fabric.strategy, SingleDeviceStrategy | DDPStrategy):
+        raise ConfigurationError(
+            f"The strategy `{type(fabric.strategy).__name__}` splits one model over ranks.",
+            "Use `auto` or `ddp`: here each rank trains whole clients.",
+        )
+    if isinstance(fabric.strategy, DDPStrategy):
+        # Of the process group, which is made when Fabric is launched.
+        fabric.strategy._timeout = timedelta(seconds=timeout)
+    return fabric
+
+
+def launch(fabric: Fabric) -> None:
+    """Launch Fabric; also after a restart by torchrun.
+
+    torchrun keeps the store of the processes that it has ended, with their addresses in it. A rank that reads one of
+    these before the new one is there cannot connect, so each attempt gets keys of its own.
+    """
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    strategy = fabric.strategy
+    if attempt != "0" and uses_store_of_torchrun() and isinstance(strategy, DDPStrategy):
+        world_size, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
+        address, port, timeout = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), strategy._timeout
+        assert timeout is not None
+        store = torch.distributed.TCPStore(address, port, world_size, is_master=False, timeout=timeout)
+        torch.distributed.init_process_group(
+            strategy._get_process_group_backend(),
+            store=torch.distributed.PrefixStore(f"attempt_{attempt}", store),
+            rank=rank,
+            world_size=world_size,
+            timeout=timeout,
+        )
+    fabric.launch()
+
+
+def exit_code(fabric: Fabric) -> int:
+    """The code by which this process says that SIGTERM has ended it."""
+    environment = getattr(fabric.strategy, "cluster_environment", None)
+    # Fabric kills rank 0, and its exit code with it, where a rank that it has started ends with any other code than 0.
+    started_by_rank_zero = isinstance(environment, LightningEnvironment) and fabric.global_rank > 0
+    forked = getattr(fabric.strategy, "_start_method", "popen") != "popen"
+    return 0 if started_by_rank_zero and not forked else EXIT_CODE
+
+
+def leave_process_group() -> None:
+    """Close the connections to other ranks at the end of the process; gloo may abort where they are left open."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def _check_count(devices: Any) -> None:
+    """Fabric would start any number of processes on a CPU, until the machine stands still."""
+    cores = os.cpu_count() or 1
+    most = max(64, 4 * cores)
+    if str(devices).isdecimal() and int(devices) > most:
+        raise ConfigurationError(
+            f"`devices={devices}` is more than a machine with {cores} cores can serve.",
+            f"Give the number of GPUs or, on a CPU, of processes; {most} at most.",
+        )
+
+
+def _match_torchrun(devices: Any, num_nodes: int) -> tuple[Any, int]:
+    local = int(os.environ["LOCAL_WORLD_SIZE"])
+    nodes = int(os.environ["WORLD_SIZE"]) // local
+    if devices in ("auto", -1, "-1"):
+        devices = local
+    if isinstance(devices, str):
+        devices = [int(d) for d in devices.split(",")] if "," in devices else int(devices)
+    count = len(devices) if isinstance(devices, list) else int(devices)
+    if count != local:
+        raise ConfigurationError(
+            f"`devices={devices}` does not match torchrun, which started {local} processes on this node.",
+            "Leave `devices` out, or start torchrun with the same `--nproc-per-node`.",
+        )
+    if num_nodes not in (1, nodes):
+        raise ConfigurationError(
+            f"`num_nodes={num_nodes}` does not match torchrun, which started {nodes} nodes.",
+            "Leave `num_nodes` out, or start torchrun with the same `--nnodes`.",
+        )
+    return devices, nodes

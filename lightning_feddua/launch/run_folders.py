@@ -1,0 +1,97 @@
+"""A folder for each run, and one run at a time in it."""
+
+import errno
+import itertools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from lightning.fabric import Fabric
+
+from lightning_feddua.aggregation.collectives import on_rank_zero
+from lightning_feddua.errors import ConfigurationError
+
+try:
+    import fcntl
+except ImportError:  # not under Windows
+    fcntl = None  # type: ignore[assignment]
+
+
+# The resolved recipe, beside the results.
+RECIPE_FILE = "recipe.yaml"
+
+
+@contextmanager
+def open_run_dir(fabric: Fabric, out_dir: Path, existing: Path | None = None) -> Iterator[Path]:
+    """The folder of a run, kept from other runs for as long as this one lasts; every rank gets it, or the same error.
+
+    Args:
+        fabric: for the exchange; rank 0 alone touches files.
+        out_dir: where runs are kept.
+        existing: the folder of a run that goes on; None for the first free ``out_dir/version_N``.
+    """
+    locks: list[int] = []
+
+    def open_folder() -> Path:
+        try:
+            path = _make_next_version(out_dir) if existing is None else existing
+            if not os.access(path, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            locks.append(_lock(path))
+        except BlockingIOError:
+            raise ConfigurationError(
+                f"The run in `{existing}` is still being continued by another process.",
+                "Wait for its end, or give another `out_dir`.",
+            ) from None
+        except OSError as error:
+            raise ConfigurationError(
+                f"The folder `{existing or out_dir}` cannot be written: {error.strerror or error}.",
+                "Give a writable folder as `out_dir`.",
+            ) from error
+        return path
+
+    try:
+        yield on_rank_zero(fabric, open_folder)
+    finally:
+        for lock in locks:
+            os.close(lock)
+
+
+def versions(out_dir: Path) -> list[Path]:
+    """The folders of runs, newest first."""
+    numbers = {path: path.name.removeprefix("version_") for path in out_dir.glob("version_*")}
+    folders = [path for path, number in numbers.items() if number.isdecimal() and path.is_dir()]
+    return sorted(folders, key=lambda path: -int(numbers[path]))
+
+
+def _make_next_version(out_dir: Path) -> Path:
+    out_dir.mkdir(parents=True, exist_ok=True)
+    newest = next((int(path.name.removeprefix("version_")) for path in versions(out_dir)), -1)
+    for number in itertools.count(newest + 1):
+        path = out_dir / f"version_{number}"
+        try:
+            # Fails if another run has just taken it.
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return path
+    raise AssertionError
+
+
+def _lock(path: Path) -> int:
+    """An open folder, locked until it is closed or its process ends in whatever way.
+
+    Raises:
+        BlockingIOError: another process has it.
+    """
+    descriptor = os.open(path, os.O_RDONLY) if fcntl is not None else os.open(os.devnull, os.O_RDONLY)
+    if fcntl is not None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            # Some network file systems have no locks, and a run is better than none.
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                os.close(descriptor)
+                raise
+    return descriptor

@@ -1,3 +1,0 @@
-from lightning_feddua.sweep.command import add_sweep_arguments, sweep
-
-__all__ = ["add_sweep_arguments", "sweep"]
