@@ -26,6 +26,7 @@ class ClientUpdate:
         integers: its integer buffers, flat, or None.
         extra_vectors: what its algorithm sends along.
         kept: the vectors that it keeps for its next round, or None.
+        scalars: the numbers that its algorithm sends along.
     """
 
     client: Client
@@ -35,6 +36,7 @@ class ClientUpdate:
     integers: Tensor | None = None
     extra_vectors: dict[str, Tensor] = field(default_factory=dict)
     kept: Tensor | None = None
+    scalars: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass
@@ -50,6 +52,7 @@ class RoundUpdate:
         float_changed: which float buffers any client changed.
         integer_buffers: the maximum of the clients' integer buffers, flat; None without any.
         extra_vectors: the plain mean of what the clients' algorithm sends along, by name.
+        scalars: the numbers that the clients' algorithm sends along, by name: one for each client that took part.
         spare: memory like the mean update's, with anything in it, for a server to compute in; None without any.
     """
 
@@ -61,6 +64,7 @@ class RoundUpdate:
     float_changed: Tensor | None = None
     integer_buffers: Tensor | None = None
     extra_vectors: dict[str, Tensor] = field(default_factory=dict)
+    scalars: dict[str, Tensor] = field(default_factory=dict)
     spare: Tensor | None = None
 
     def half_mean_squared_norm(self) -> float:

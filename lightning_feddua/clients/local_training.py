@@ -31,6 +31,7 @@ class LocalRound:
         full_gradient: ``∇F_i(w_t)`` over all of a client's data, where the algorithm asks for it.
         anchor_gradient: the gradient at ``w_t`` of the present minibatch, where the algorithm asks for it.
         scratch: vectors that an algorithm keeps for the round.
+        scalars: the numbers named in ``client_scalars`` that each client sends; of a stack, one element a client.
     """
 
     anchor: Tensor
@@ -40,6 +41,7 @@ class LocalRound:
     full_gradient: Tensor | None = None
     anchor_gradient: Tensor | None = None
     scratch: dict[str, Tensor] = field(default_factory=dict)
+    scalars: dict[str, Tensor | float] = field(default_factory=dict)
 
 
 class LocalTraining:
@@ -57,9 +59,11 @@ class LocalTraining:
         ...         gradient.add_(weights - local.anchor, alpha=1 / (1 + local.step))
     """
 
-    # Vectors of each client that last over rounds (zero at first), and vectors that are averaged with the updates.
-    client_state: ClassVar[tuple[str, ...]] = ()
-    extra_vectors: ClassVar[tuple[str, ...]] = ()
+    # Vectors of each client that last over rounds (zero at first), vectors that are averaged with the updates, and
+    # numbers of which the server sees each client's own.
+    client_state: tuple[str, ...] = ()
+    extra_vectors: tuple[str, ...] = ()
+    client_scalars: tuple[str, ...] = ()
     # What local steps adapt to: each coordinate's own gradients, and how this client differs from the others.
     coordinate_adaptive: bool = False
     client_adaptive: ClassVar[bool] = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ class MimeLite(LocalTraining):
         eps: added to ``√v``.
     """
 
-    extra_vectors: ClassVar[tuple[str, ...]] = ("full_gradient",)
+    extra_vectors: tuple[str, ...] = ("full_gradient",)
     needs_full_gradient = True
     needs_constant_lr = True
 
@@ -96,7 +96,7 @@ class Mime(MimeLite):
         eps: added to ``√v``.
     """
 
-    extra_vectors = ()
+    extra_vectors: tuple[str, ...] = ()
     client_adaptive = True
     needs_full_gradient = False
     needs_mean_gradient = True

@@ -86,6 +86,19 @@ def positions_of(client: Client, state: GlobalState) -> Iterator[tuple[int, np.n
     return minibatches(len(client.data), work.batch_size, rng, steps=work.steps, epochs=work.epochs)
 
 
+@dataclass(frozen=True)
+class ClientEvents:
+    """Whom to tell of each client. At ``start`` the module holds global weights, at ``end`` the client's own.
+
+    Args:
+        start: called before a client's local steps; None where nobody listens.
+        end: called after them; None where nobody listens.
+    """
+
+    start: Callable[[Client], None] | None = None
+    end: Callable[[Client], None] | None = None
+
+
 # Called with "start" before and "end" after a client's local steps.
 Notify = Callable[[str, Client], None]
 

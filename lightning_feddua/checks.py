@@ -1,0 +1,66 @@
+"""Checks of what users pass: one clear error of two sentences before any work starts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from numbers import Integral, Real
+from typing import Any
+
+from lightning_feddua.errors import ConfigurationError, choices
+
+
+def check_whole(name: str, value: Any, least: int) -> None:
+    """A whole number from ``least`` up; a NumPy integer is one, True and 5.0 are not.
+
+    >>> check_whole("max_rounds", 3, least=0)
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ConfigurationError(f"`{name}={value!r}` is not a whole number.", f"Give one from {least} up.")
+    if value < least:
+        raise ConfigurationError(f"`{name}={value}` is less than {least}.", f"Give a whole number from {least} up.")
+
+
+def check_number(name: str, value: Any) -> None:
+    """A number that is neither NaN nor a truth value."""
+    if isinstance(value, bool) or not isinstance(value, Real) or math.isnan(value):
+        raise ConfigurationError(f"`{name}={value!r}` is not a number.", "Give a number.")
+
+
+def check_positive(name: str, value: Any) -> None:
+    """A number above 0."""
+    check_number(name, value)
+    if not value > 0:
+        raise ConfigurationError(f"`{name}={value}` is not positive.", "Give a positive number.")
+
+
+def check_non_negative(name: str, value: Any, example: str = "0 or a small number") -> None:
+    """A finite number from 0 up."""
+    check_number(name, value)
+    if not 0 <= value < math.inf:
+        raise ConfigurationError(f"`{name}={value}` is not a number from 0 up.", f"Choose {example}.")
+
+
+def check_decay(name: str, value: Any) -> None:
+    """A number in [0, 1), as the memory of a moving average."""
+    check_number(name, value)
+    if not 0 <= value < 1:
+        raise ConfigurationError(f"`{name}={value}` lies outside [0, 1).", "Choose a value inside, such as 0.9.")
+
+
+def check_flag(name: str, value: Any) -> None:
+    """True or False."""
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"`{name}={value!r}` is neither True nor False.", "Give one of the two.")
+
+
+def check_choice(name: str, value: Any, allowed: Iterable[str]) -> None:
+    """One of a few words."""
+    if value not in tuple(allowed):
+        raise ConfigurationError(f"There is no {name} `{value}`.", f"Choose one of {choices(allowed)}.")
+
+
+def check_instance(name: str, value: Any, kind: type) -> None:
+    """An instance of a class."""
+    if not isinstance(value, kind):
+        raise ConfigurationError(f"The {name} is `{value!r:.100}`.", f"Give an instance of `{kind.__name__}`.")
