@@ -20,6 +20,7 @@ class Purpose(IntEnum):
     ROUND = 4
     DATA = 5
     SEARCH = 6
+    TRANSFORM = 7
 
 
 def generator(seed: int, round: int, client: int, purpose: Purpose) -> np.random.Generator:

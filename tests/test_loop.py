@@ -265,7 +265,7 @@ def test_progress_and_header_on_a_pipe(tmp_path, clients, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith("FedDuAdagrad on Classifier")
     assert "75 trainable" in lines[1]
-    assert "2 of 4 clients a round, 1 local steps" in lines[2]
+    assert "2 of 4 clients per round, 1 local steps" in lines[2]
     assert "sequential, on 1 rank: cpu" in lines[3]
     assert lines[-2].startswith("round 2/2  eta_g")
     assert lines[-1] == f"results in {loop.run_dir}"

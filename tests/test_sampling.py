@@ -6,9 +6,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lightning_feddua import ConfigurationError, FedAvg, FederatedCallback, Scaffnew
 from lightning_feddua.aggregation.dealing import deal, deal_lanes
+from lightning_feddua.data import SyntheticRegression
+from lightning_feddua.models import LinearRegression
 from lightning_feddua.randomness import Purpose, generator, preserved_random_state, seed_generators
-from lightning_feddua.sampling import sample_cohort
+from lightning_feddua.sampling import ClientSampler, UniformSampler, sample_cohort
 
 
 @given(st.integers(0, 2**31), st.integers(0, 10**6), st.integers(1, 300), st.data())
@@ -111,3 +114,84 @@ def test_random_state_of_the_caller_is_preserved():
     with preserved_random_state(torch.device("cpu")):
         seed_generators(0, 0, 0, Purpose.LOCAL_STEPS, torch.device("cpu"))
     assert (torch.rand(1), random.random(), np.random.rand()) == expected
+
+
+class Shifts(ClientSampler):
+    """A third of the clients at a time; nobody in every fourth round."""
+
+    def __init__(self, shifts=3):
+        self.shifts = shifts
+
+    def sample(self, seed, round, population):
+        return [] if round == 3 else range(round % self.shifts, population, self.shifts)
+
+
+def _fit(make_loop, ckpt_path=None, **arguments):
+    loop = make_loop(precision="64-true", **{"max_rounds": 5, **arguments})
+    loop.fit(LinearRegression(dim=6), SyntheticRegression(num_clients=7, samples_per_client=5, dim=6), ckpt_path)
+    return loop
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_sampler_of_ones_own(make_loop, ranks):
+    """Cohorts may differ in size and may be empty: then nothing moves."""
+    cohorts, weights = [], []
+
+    class Note(FederatedCallback):
+        def on_round_start(self, loop, cohort):
+            cohorts.append(cohort)
+
+        def on_round_end(self, loop):
+            weights.append(loop.weights.clone())
+            expected = [[0, 3, 6], [1, 4], [2, 5], [], [1, 4]][: len(cohorts)]
+            assert cohorts == expected
+            assert len(cohorts) != 4 or torch.equal(weights[-1], weights[-2])
+
+    arguments = {"devices": 2, "strategy": "ddp_fork"} if ranks == 2 else {}
+    loop = _fit(make_loop, sampler=Shifts(), callbacks=Note(), **arguments)
+    assert [row["clients"] for row in loop.history] == [3, 2, 2, 0, 2]
+    assert loop.history[3]["eta_g"] == 0
+
+
+def test_the_default_sampler_is_what_clients_per_round_says(make_loop):
+    first = _fit(make_loop, clients_per_round=3, engine="sequential")
+    second = _fit(make_loop, sampler=UniformSampler(3), engine="sequential")
+    assert torch.equal(first.weights, second.weights)
+
+
+def test_a_sampler_decides_the_result(make_loop):
+    first = _fit(make_loop, sampler=Shifts(2), max_rounds=1, checkpoint_every=1)
+    path = first.run_dir / "last.ckpt"
+    with pytest.raises(ConfigurationError, match=r"`sampler.shifts` was `2` and is `3`"):
+        _fit(make_loop, path, sampler=Shifts(3))
+    with pytest.raises(ConfigurationError, match=r"`clients_per_round` was `None` and is `7`"):
+        _fit(make_loop, path)
+
+
+@pytest.mark.parametrize(
+    ("cohort", "message"),
+    [
+        ([0, 7], r"`Wrong.sample` returned client 7, and there are 7 clients\. Return"),
+        ([-1], r"returned client -1"),
+        ([1, 1], r"returned a client twice\. Return each"),
+        ([0.5], r"is not a list of whole numbers\. Return"),
+        ("01", r"a `str` that is not a list"),
+    ],
+)
+def test_what_cannot_be_a_cohort(make_loop, cohort, message):
+    class Wrong(ClientSampler):
+        def sample(self, seed, round, population):
+            return cohort
+
+    with pytest.raises(ConfigurationError, match=message):
+        _fit(make_loop, sampler=Wrong())
+
+
+def test_algorithms_that_need_everybody(make_loop):
+    with pytest.raises(ConfigurationError, match="`Scaffnew` needs all 7 clients in each round"):
+        _fit(make_loop, sampler=Shifts(), client=Scaffnew(), server=FedAvg())
+
+
+def test_two_ways_to_choose_are_one_too_many(make_loop):
+    with pytest.raises(ConfigurationError, match="Both `sampler` and `clients_per_round=3` choose who takes part"):
+        make_loop(sampler=Shifts(), clients_per_round=3)

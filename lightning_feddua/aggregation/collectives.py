@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -57,6 +58,14 @@ def gather_objects(fabric: Fabric, value: Any) -> list[Any]:
     with named_absence(fabric):
         torch.distributed.all_gather_object(gathered, value)
     return gathered
+
+
+def broadcast_object(fabric: Fabric, value: Any) -> Any:
+    """Rank 0's value, on every rank."""
+    if fabric.world_size == 1:
+        return value
+    with named_absence(fabric):
+        return fabric.broadcast(value)
 
 
 @contextmanager
@@ -123,14 +132,27 @@ def _within(seconds: float, function: Callable[[], Any]) -> Any:
 
 
 def on_rank_zero(fabric: Fabric, function: Callable[..., Any], *arguments: Any) -> Any:
-    """The result of a function that rank 0 alone runs, or its error, on every rank; a collective."""
-    result, error = None, None
+    """The result of a function that rank 0 alone runs, on every rank; a collective.
+
+    Raises:
+        ConfigurationError: rank 0 has raised one; every rank raises the same.
+        RankError: rank 0 has raised something else, which it raises itself.
+    """
+    result: Any = None
+    error: Exception | None = None
     if fabric.is_global_zero:
         try:
             result = function(*arguments)
-        except ConfigurationError as exception:
+        except Exception as exception:
             error = exception
-    result, error = fabric.broadcast((result, error))
-    if error is not None:
-        raise error
+    told = error if error is None or isinstance(error, ConfigurationError) else _as_rank_error(0, error)
+    result, told = broadcast_object(fabric, (result, told))
+    if error is not None or told is not None:
+        raise error or told
     return result
+
+
+def _as_rank_error(rank: int, error: Exception) -> RankError:
+    """What other ranks hear of an exception that they could not raise themselves."""
+    trace = "".join(traceback.format_exception(error))
+    return RankError(f"Rank {rank} has failed with {type(error).__name__}: {error}\n{trace}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from lightning_feddua.aggregation.collectives import gather_objects
 from lightning_feddua.aggregation.update import ClientUpdate
 from lightning_feddua.engines.base import Client, GlobalState
-from lightning_feddua.errors import ClientError, DivergenceError, RankError, RemoteTraceback
+from lightning_feddua.errors import ClientError, ConfigurationError, DivergenceError, RankError, RemoteTraceback
 from lightning_feddua.vectors import squared_norm
 
 # After so many rounds in a row in which every client failed, the fault is not the clients'.
@@ -34,14 +34,12 @@ class ClientFaults:
 
     Args:
         fabric: for the exchange of errors.
-        action: ``"raise"``, or ``"skip"`` to go on without clients that fail.
-        max_update_norm: the largest norm of an update, to which longer ones are clipped; None for no clipping.
+        action: ``"raise"``, or ``"skip"`` to leave out clients that fail.
     """
 
-    def __init__(self, fabric: Fabric, action: Literal["raise", "skip"], max_update_norm: float | None = None) -> None:
+    def __init__(self, fabric: Fabric, action: Literal["raise", "skip"]) -> None:
         self._fabric = fabric
         self._skips = action == "skip"
-        self._max_update_norm = max_update_norm
         self.start()
 
     def start(self) -> None:
@@ -53,10 +51,22 @@ class ClientFaults:
         """Those that have not failed so far; none where the run is about to end."""
         return [] if self.error is not None else [client for client in clients if client.name not in self._failed]
 
+    @contextmanager
+    def of_client(self, name: str, round: int, stage: str) -> Iterator[None]:
+        """Around what is done for one client alone: an exception counts as that client's failure."""
+        try:
+            yield
+        except Exception as exception:
+            error = ClientError(name, round, stage, exception)
+            self._note(error)
+            if self.error is error and isinstance(exception, ConfigurationError):
+                # It names the client and says what to do.
+                self.error = exception
+
     def accepted(
         self, results: Iterable[ClientUpdate | ClientError], state: GlobalState, global_floats: Tensor | None
     ) -> Iterator[ClientUpdate]:
-        """The updates that count, clipped. Ends at the first failure where that ends the run.
+        """The updates that count. Ends at the first failure where that ends the run.
 
         Args:
             results: what an engine gives.
@@ -70,7 +80,6 @@ class ClientFaults:
             if isinstance(result, ClientError):
                 self._note(result)
             else:
-                self._clip(result.delta)
                 yield result
             if self.error is not None:
                 return
@@ -122,15 +131,6 @@ class ClientFaults:
         for place in (~squared_norms.isfinite()).nonzero().flatten().tolist():
             raise DivergenceError(names(place), state.round, "local training", _NOT_FINITE)
 
-    def check_history(self, history: Sequence[dict[str, Any]]) -> None:
-        """One clear error where nobody is left, round after round."""
-        last = history[-FAILED_ROUNDS:]
-        if len(last) == FAILED_ROUNDS and not any(row["clients"] for row in last):
-            raise RuntimeError(
-                f"All clients have failed in {FAILED_ROUNDS} rounds in a row, the last in round {last[-1]['round']}."
-                " The warnings above say why each did."
-            )
-
     def _raise_together(self) -> None:
         error = self.error
         own = None if error is None else (str(error), "".join(traceback.format_exception(error)))
@@ -152,10 +152,15 @@ class ClientFaults:
             stacklevel=2,
         )
 
-    def _clip(self, delta: Tensor) -> None:
-        if self._max_update_norm is not None:
-            norm = squared_norm(delta).sqrt()
-            delta.mul_((self._max_update_norm / norm).clamp(max=1.0).to(delta.dtype))
+
+def check_history(history: Sequence[Mapping[str, Any]]) -> None:
+    """One clear error where every client of several rounds in a row has failed."""
+    last = history[-FAILED_ROUNDS:]
+    if len(last) == FAILED_ROUNDS and all(row["clients"] == 0 < row.get("skipped_clients", 0) for row in last):
+        raise RuntimeError(
+            f"All clients have failed in {FAILED_ROUNDS} rounds in a row, the last in round {last[-1]['round']}."
+            " The warnings above say why each did."
+        )
 
 
 def _is_finite(update: ClientUpdate, global_floats: Tensor | None) -> bool:

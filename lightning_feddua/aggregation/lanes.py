@@ -8,12 +8,14 @@ from torch import Tensor
 
 from lightning_feddua.aggregation.collectives import all_gather, all_reduce_sum, all_to_all
 from lightning_feddua.aggregation.dealing import LaneDeal
+from lightning_feddua.aggregation.workspace import Workspace
 
 # Up to how many numbers the lanes of more than two ranks are all reduced at once: for few, one collective is fastest.
 _AT_ONCE = 1 << 19
 # Where there are more, a vector is exchanged in pieces of at least so many numbers, and in so many pieces at most.
 _PIECE = 1 << 18
 _PIECES = 64
+_BORROWER = "the sums of lanes"
 
 
 class LaneSums:
@@ -34,14 +36,15 @@ class LaneSums:
         fabric: for the collectives.
         dtype: of the sums.
         lanes: the number of lanes; None for a sum in whatever order is fastest.
-        spare: memory of the first part's length, with anything in it, that may be used from :meth:`start` to
-            :meth:`complete`; its own if left out.
+        workspace: lends memory of the first part's length from :meth:`start` to :meth:`complete`; its own if left out.
     """
 
-    def __init__(self, fabric: Fabric, dtype: torch.dtype, lanes: int | None, spare: Tensor | None = None) -> None:
+    def __init__(
+        self, fabric: Fabric, dtype: torch.dtype, lanes: int | None, workspace: Workspace | None = None
+    ) -> None:
         self._fabric = fabric
         self._lanes = lanes
-        self._lent = spare
+        self._workspace = workspace
         self._halves = lanes is not None and fabric.world_size <= 2
         self._none = self._buffer = self._second = torch.zeros(0, dtype=dtype, device=fabric.device)
         # Where this rank sums each lane, in parts, but for halves.
@@ -64,6 +67,8 @@ class LaneSums:
         self._first_half = deal.first_half
         self._hands = [sorted({lane for _, lane in hand}) for hand in deal.hands]
         self._open: int | None = None
+        # What a round that failed has not given back.
+        self._give_back()
         size = sum(parts)
         lanes = self._lanes or 0
         many = lanes > 0 and not self._halves
@@ -110,11 +115,18 @@ class LaneSums:
             self._add_up({lane: self._windows[lane] for hand in self._hands for lane in hand}, self._first)
         elif self._halves and self._fabric.world_size == 1:
             self._first.add_(self._second)
+        self._give_back()
         return self._first.split(self._parts)
 
     def spare(self) -> Tensor | None:
         """Memory of the first part's length that :meth:`complete` has done with; None without lanes."""
         return None if self._lanes is None else self._second[: self._parts[0]]
+
+    def _give_back(self) -> None:
+        if self._workspace is not None:
+            for window in self._further[:1]:
+                window[0] = self._none
+            self._workspace.give_back(_BORROWER)
 
     def _make_vectors(self, buffer: int, second: int) -> None:
         """The buffer and a second vector, at zero."""
@@ -132,10 +144,13 @@ class LaneSums:
         """The parts of one of this rank's own vectors, at zero."""
         if place < 2:
             return (self._first, self._second)[place].split(self._parts)
+        borrows = place == 2 and self._workspace is not None
         if len(self._further) <= place - 2:
-            lent = [] if self._further or self._lent is None else [self._lent]
-            self._further.append([*lent, *(self._none.new_empty(size) for size in self._parts[len(lent) :])])
+            self._further.append([self._none.new_empty(0 if borrows else self._parts[0])])
+            self._further[-1] += [self._none.new_empty(size) for size in self._parts[1:]]
         window = self._further[place - 2]
+        if borrows and not len(window[0]):
+            window[0] = self._workspace.lend(_BORROWER)  # type: ignore[union-attr]
         torch._foreach_zero_(window)
         return window
 

@@ -11,11 +11,14 @@ from lightning_feddua.aggregation.dealing import LaneDeal
 from lightning_feddua.aggregation.lanes import LaneSums
 from lightning_feddua.aggregation.metric_rows import Table, means, pack, packed_size, unpack
 from lightning_feddua.aggregation.update import ClientUpdate, RoundUpdate
+from lightning_feddua.aggregation.workspace import Workspace
 from lightning_feddua.host.buffers import ModuleBuffers
 from lightning_feddua.vectors import squared_norm
 
 # The table's column of ‖Δ_i‖²; no metric can have this name.
 _SQUARED_NORM = "‖Δ‖²"
+# The columns of clients' scalars begin like this; nor can a metric be called so.
+_SCALAR = "‖"
 
 
 class Reduction:
@@ -31,8 +34,9 @@ class Reduction:
         dtype: the dtype of the sums, at least float32.
         buffers: the module's buffers, averaged alongside.
         extra_vectors: names of further vectors of the same size that clients send.
+        scalars: names of numbers that clients send.
         lanes: see :class:`LaneSums`.
-        spare: likewise, of the size of an update.
+        workspace: likewise.
     """
 
     def __init__(
@@ -42,19 +46,21 @@ class Reduction:
         dtype: torch.dtype,
         buffers: ModuleBuffers,
         extra_vectors: Sequence[str] = (),
+        scalars: Sequence[str] = (),
         lanes: int | None = None,
-        spare: Tensor | None = None,
+        workspace: Workspace | None = None,
     ) -> None:
         self._fabric = fabric
         self._size = size
         self._buffers = buffers
         self._extra_names = tuple(extra_vectors)
         self._dtype = dtype
-        self._lanes = LaneSums(fabric, dtype, lanes, spare)
+        self._scalars = {name: f"{_SCALAR}{name}" for name in scalars}
+        self._lanes = LaneSums(fabric, dtype, lanes, workspace)
         # The lane that clients are added to at present, and the windows of its parts.
         self._lane: int | None = None
         self._sums: Sequence[Tensor] = ()
-        self._table = Table(fabric, [_SQUARED_NORM])
+        self._table = Table(fabric, [_SQUARED_NORM, *self._scalars.values()])
         self.stop = self.failed = False
 
     def start(self, cohort_size: int, deal: LaneDeal) -> None:
@@ -93,6 +99,7 @@ class Reduction:
         for name, extra_sum in zip(self._extra_names, extra_sums, strict=True):
             extra_sum.add_(update.extra_vectors[name])
         row = {name: (value, weight) for name, value in update.metrics.items()}
+        row |= {column: (update.scalars[name], 1.0) for name, column in self._scalars.items()}
         self._table.add(update.client.position, {_SQUARED_NORM: (squared_norm(update.delta), weight), **row})
         if global_floats is not None and update.floats is not None:
             float_sum.add_(update.floats, alpha=weight)
@@ -121,6 +128,8 @@ class Reduction:
 
         columns = self._table.read(self._rows)
         norms, weights = columns.pop(_SQUARED_NORM)
+        took_part = weights > 0
+        scalars = {name: torch.from_numpy(columns.pop(key)[0][took_part]) for name, key in self._scalars.items()}
         total = float(weights.sum())
         if total > 0:
             mean_delta.div_(total)
@@ -135,6 +144,7 @@ class Reduction:
             float_changed=float_changed > 0 if self._buffers.float_count else None,
             integer_buffers=self._maximum_integers(),
             extra_vectors=dict(zip(self._extra_names, extra_vectors, strict=True)),
+            scalars=scalars,
             spare=self._lanes.spare(),
         )
 

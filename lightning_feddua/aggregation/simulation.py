@@ -1,166 +1,122 @@
-"""From a cohort to the update of a round: clients are dealt to ranks, trained, and added up."""
+"""Clients simulated on the ranks of this run: dealt by cost, trained, and added up."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
+from typing import Any
 
-from torch import Tensor
-
+from lightning_feddua.aggregation.backend import Backend, Training
 from lightning_feddua.aggregation.client_states import ClientStates
 from lightning_feddua.aggregation.dealing import LaneDeal, deal_lanes
 from lightning_feddua.aggregation.faults import ClientFaults
 from lightning_feddua.aggregation.reduction import Reduction, mean_vector
+from lightning_feddua.aggregation.transforms import TransformChain
 from lightning_feddua.aggregation.update import RoundUpdate
-from lightning_feddua.clients.local_training import LocalTraining
-from lightning_feddua.engines.base import Client, Engine, GlobalState, LocalWork, Notify
-from lightning_feddua.engines.sequential import SequentialEngine
+from lightning_feddua.engines import Engine, find_engine
+from lightning_feddua.engines.base import Client, ClientEvents, GlobalState, LocalWork
 from lightning_feddua.engines.trial import choose_engine
-from lightning_feddua.engines.vectorized import VectorizedEngine
+from lightning_feddua.engines.trial import known_engine as resumed_engine
 from lightning_feddua.host.extra_gradients import ExtraGradients
-from lightning_feddua.host.federation import Federation
 from lightning_feddua.randomness import Purpose, generator
 
 
-@dataclass(frozen=True)
-class TrainingSettings:
-    """What the loop's arguments say about the training of a cohort; their names are the loop's.
+class Simulation(Backend):
+    """Trains each rank's part of a cohort with an engine, and completes the sums over all ranks in one exchange."""
 
-    Args:
-        work: how much a client does.
-        seed: of minibatches and everything random in local steps.
-        client_weights: how clients are weighed.
-        local_lr_decay: multiplies learning rates in each round after the first.
-        compile: whether stacks of clients run compiled.
-        lanes: into how many sums updates go; None for one.
-        on_client_error: what a failing client means.
-        max_update_norm: the largest norm of an update.
-    """
-
-    work: LocalWork
-    seed: int
-    client_weights: Literal["uniform", "samples"]
-    local_lr_decay: float
-    compile: bool
-    lanes: int | None
-    on_client_error: Literal["raise", "skip"]
-    max_update_norm: float | None
-
-
-class CohortTraining:
-    """Trains this rank's part of each cohort from the global weights, and completes the sums over all ranks.
-
-    Args:
-        federation: the module and its clients, with optimizers.
-        algorithm: what clients do.
-        states: what they keep.
-        weights: the global weights, which the server moves in place.
-        settings: how.
-        spare: memory like the weights, with anything in it, that may be used while a cohort trains.
-    """
-
-    def __init__(
-        self,
-        federation: Federation,
-        algorithm: LocalTraining,
-        states: ClientStates,
-        weights: Tensor,
-        settings: TrainingSettings,
-        spare: Tensor | None,
-    ) -> None:
-        self._federation = federation
-        self._fabric = federation.fabric
-        self._algorithm = algorithm
-        self._states = states
-        self._weights = weights
-        self._settings = settings
-        self._spare = spare
+    def set_up(self, training: Training) -> None:
+        """Begin a run: no client has kept anything yet."""
+        self._training = training
+        self._federation, self._algorithm = training.federation, training.algorithm
+        self._settings, self._weights = training.settings, training.weights
+        self._fabric = fabric = training.federation.fabric
+        self._work = self._federation.local_work(self._settings)
+        size, dtype = self._weights.numel(), self._weights.dtype
+        self.states = ClientStates(fabric, self._algorithm.client_state, size, dtype, self._settings.client_states)
+        population = len(self._federation.client_ids)
+        self._transforms = TransformChain(training.transforms, self._settings.seed, population)
+        self._faults = ClientFaults(fabric, self._settings.on_client_error)
         self._lanes: int | None = None
         self._frozen_checked = False
 
-    def choose_engine(self, name: str, cohort: list[int]) -> tuple[str, str]:
-        """The engine's name and what the header says of it, from a trial on the first cohort; a collective."""
-        if name == "sequential":
-            return name, name
-        work = self._settings.work
-        deal = self._deal(cohort, work)
-        clients, state = self._own_clients(cohort, deal.hands), self._global_state(0, work)
-        # What fails here fails again in the first round.
-        self._begin_round(clients, deal, state, ClientFaults(self._fabric, "raise"))
-        return choose_engine(name, self._federation, self._algorithm, clients, state)
-
-    def use_engine(self, name: str) -> None:
-        """Make ready for rounds with an engine."""
-        settings, fabric = self._settings, self._fabric
+    def start(self, cohort: list[int], known_engine: str | None = None) -> None:
+        """Choose the engine: the one in the settings, the faster one in a trial, or that of the run so far."""
+        name = self._settings.engine
+        if known_engine is not None:
+            chosen, self.engine_note = resumed_engine(name, known_engine)
+        else:
+            with self._federation.training(self._weights):
+                chosen, self.engine_note = self._choose_engine(name, cohort)
+        engine = find_engine(chosen)
         # A stack of clients has clients of all lanes. Each rank needs a lane.
-        in_lanes = settings.lanes is not None and name != "vectorized"
-        self._lanes = max(settings.lanes or 1, fabric.world_size) if in_lanes else None
-        size, dtype = self._weights.numel(), self._weights.dtype
-        extra, buffers = self._algorithm.extra_vectors, self._federation.buffers
-        self._reduction = Reduction(fabric, size, dtype, buffers, extra, self._lanes, self._spare)
-        self._faults = ClientFaults(fabric, settings.on_client_error, settings.max_update_norm)
-        self._engine: Engine = SequentialEngine(self._federation, self._algorithm, self._states)
-        if name == "vectorized":
-            self._engine = VectorizedEngine(
-                self._federation, self._algorithm, self._states, settings.compile, self._engine
-            )
+        lanes = self._settings.lanes
+        self._lanes = max(lanes, self._fabric.world_size) if lanes is not None and engine.in_lanes else None
+        self._reduction = Reduction(
+            self._fabric,
+            self._weights.numel(),
+            self._weights.dtype,
+            self._federation.buffers,
+            self._algorithm.extra_vectors,
+            self._algorithm.client_scalars,
+            self._lanes,
+            self._training.workspace,
+        )
+        self._engine: Engine = engine(self._federation, self._algorithm, self.states, self._settings.compile)
+        self.engine_name = engine.name
 
-    @property
-    def engine_name(self) -> str:
-        """The engine that trains."""
-        return self._engine.name
-
-    @property
-    def stop(self) -> bool:
-        """Whether a rank asked, in the last round, to end the run after it; the same on every rank."""
-        return self._reduction.stop
-
-    def run(self, round: int, cohort: list[int], notify: Notify, stop: Callable[[], bool]) -> RoundUpdate:
-        """Train a cohort; a collective. Its update holds until the next round.
-
-        Args:
-            round: the round.
-            cohort: the clients, as places in the data module.
-            notify: hears of each client of this rank.
-            stop: asked when the clients are trained: whether this rank wants the run to end after this round.
-
-        Raises:
-            ClientError: a client failed, and that ends the run; on other ranks a ``RankError``.
-        """
+    def run(self, round: int, cohort: list[int], events: ClientEvents, stop: Callable[[], bool]) -> RoundUpdate:
+        """Train a cohort on all ranks."""
+        faults, reduction = self._faults, self._reduction
         work = self._round_work(round)
         deal = self._deal(cohort, work)
-        self._states.move([[cohort[position] for position, _ in hand] for hand in deal.hands])
-        clients, state = self._own_clients(cohort, deal.hands), self._global_state(round, work)
-        self._faults.start()
-        self._begin_round(clients, deal, state, self._faults)
-        self._reduction.start(len(cohort), deal)
-        with self._faults.held():
-            self._train(self._faults.remaining(clients), state, notify)
-        update = self._reduction.all_reduce(stop(), self._faults.error is not None)
+        state = self._global_state(round, work)
+        self.states.move([[cohort[position] for position, _ in hand] for hand in deal.hands])
+        faults.start()
+        clients = self._own_clients(cohort, deal, round, faults)
+        self._begin_round(clients, deal, state, faults)
+        reduction.start(len(cohort), deal)
+        with faults.held():
+            self._train(faults.remaining(clients), state, len(cohort), events)
+        update = reduction.all_reduce(stop(), faults.error is not None)
+        self.stop = reduction.stop
         ids = self._federation.client_ids
-        self._faults.check(self._reduction.failed, update.squared_norms, lambda i: str(ids[cohort[i]]), state)
+        faults.check(reduction.failed, update.squared_norms, lambda i: str(ids[cohort[i]]), state)
+        self._transforms.round(update, round, len(cohort))
         return update
 
-    def check_history(self, history: list[dict[str, float]]) -> None:
-        """One clear error after several rounds without any client."""
-        self._faults.check_history(history)
+    def state_dict(self) -> dict[str, Any]:
+        """The clients' vectors."""
+        return self.states.state_dict()
 
-    def _train(self, clients: list[Client], state: GlobalState, notify: Notify) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Resume with the clients' vectors."""
+        self.states.load_state_dict(state)
+
+    def _choose_engine(self, name: Any, cohort: list[int]) -> tuple[str, str]:
+        # What fails here fails again in the first round, which says so with the right client.
+        faults = ClientFaults(self._fabric, "raise")
+        deal, state = self._deal(cohort, self._work), self._global_state(0, self._work)
+        clients = self._own_clients(cohort, deal, 0, faults) if name != "sequential" else []
+        if name != "sequential":
+            self._begin_round(clients, deal, state, faults)
+        return choose_engine(name, self._federation, self._algorithm, clients, state)
+
+    def _train(self, clients: list[Client], state: GlobalState, cohort_size: int, events: ClientEvents) -> None:
         """Train this rank's clients, and add up those that count."""
         global_floats = self._federation.buffers.global_floats(self._weights.dtype)
-        results = self._engine.run(clients, state, notify)
+        results = self._engine.run(clients, state, events)
         for update in self._faults.accepted(results, state, global_floats):
+            self._transforms.client(update, state.round, cohort_size)
             self._reduction.add(update, global_floats)
             if update.kept is not None:
-                self._states.put(update.client.index, update.kept)
+                self.states.put(update.client.index, update.kept)
             if not self._frozen_checked:
                 self._federation.check_frozen()
                 self._frozen_checked = True
 
     def _round_work(self, round: int) -> LocalWork:
         """How much clients do in a round; an algorithm may draw it."""
-        work = self._settings.work
+        work = self._work
         if work.steps is None or not self._algorithm.draws_steps:
             return work
         rng = generator(self._settings.seed, round, 0, Purpose.ROUND)
@@ -173,16 +129,17 @@ class CohortTraining:
         costs = [1] * len(cohort) if equal else [work.batches(int(self._federation.sizes[i])) for i in cohort]
         return deal_lanes(costs, self._lanes, self._fabric.world_size)
 
-    def _own_clients(self, cohort: list[int], hands: list[list[tuple[int, int]]]) -> list[Client]:
-        """This rank's part of a cohort."""
+    def _own_clients(self, cohort: list[int], deal: LaneDeal, round: int, faults: ClientFaults) -> list[Client]:
+        """This rank's part of a cohort, without clients whose data cannot be had."""
         federation = self._federation
         clients = []
-        for position, lane in hands[self._fabric.global_rank]:
+        for position, lane in deal.hands[self._fabric.global_rank]:
             index = cohort[position]
-            data = federation.client_data(index)
-            weight = 1.0 if self._settings.client_weights == "uniform" else float(len(data))
             name = str(federation.client_ids[index])
-            clients.append(Client(position, index, name, data, weight, lane))
+            with faults.of_client(name, round, "the reading of its data"):
+                data = federation.client_data(index)
+                weight = 1.0 if self._settings.client_weights == "uniform" else float(len(data))
+                clients.append(Client(position, index, name, data, weight, lane))
         return clients
 
     def _global_state(self, round: int, work: LocalWork) -> GlobalState:

@@ -67,6 +67,11 @@ class RoundUpdate:
     scalars: dict[str, Tensor] = field(default_factory=dict)
     spare: Tensor | None = None
 
+    @property
+    def clients(self) -> int:
+        """How many clients took part."""
+        return len(self.squared_norms)
+
     def half_mean_squared_norm(self) -> float:
         """``½ Σ p_i ‖Δ_i‖²`` with the same weights ``p_i`` as in ``Δ̄``, or the step's guarantee breaks."""
         norms = self.squared_norms.to(scalar_dtype(self.squared_norms.device))

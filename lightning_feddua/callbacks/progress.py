@@ -125,14 +125,16 @@ def bar(done: int, total: int, width: int | None = None) -> RenderableType:
 def header(loop: FederatedLoop, devices: list[str]) -> list[str]:
     """What runs where, in a few lines."""
     module, fabric = loop.module, loop.fabric
-    trainable = loop.weights.numel()
+    assert module is not None
+    assert loop.datamodule is not None
+    trainable = loop.run.known_weights.numel()
     frozen = sum(p.numel() for p in module.parameters() if not p.requires_grad)
     work = f"{loop.local_steps} local steps" if loop.local_steps is not None else f"{loop.local_epochs} local epochs"
     ranks = ", ".join(f"{devices.count(d)} x {d}" if devices.count(d) > 1 else d for d in dict.fromkeys(devices))
     return [
         f"lightning-feddua {__version__}: {type(loop.server).__name__} on {type(module).__name__}",
         f"  parameters  {trainable:,} trainable, {frozen:,} frozen, precision {fabric.strategy.precision.precision}",
-        f"  cohort      {loop.cohort_size} of {len(loop.client_ids)} clients a round, {work} of batches of"
+        f"  cohort      {loop.sampler.describe(len(loop.client_ids))} clients per round, {work} of batches of"
         f" {loop.datamodule.batch_size}, seed {loop.seed}",
         f"  engine      {loop.engine_note}, on {fabric.world_size} rank{'s' * (fabric.world_size > 1)}: {ranks}",
         f"  results     {loop.run_dir}",

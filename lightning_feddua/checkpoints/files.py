@@ -24,6 +24,8 @@ LAST = "last.ckpt"
 FEDERATED = "federated"
 # Raised when older code could no longer make sense of what is written.
 FORMAT = 1
+# The flag of a folder among the attributes of an entry in a ZIP archive.
+_FOLDER = 0x10
 
 
 @dataclass
@@ -86,7 +88,9 @@ def read(path: Path) -> dict[str, Any]:
     try:
         # `torch.load` does not look at the checksums that `torch.save` has written.
         with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()
+            # Nor does it mind a flag that makes a tensor look like a folder, which it reads as nothing.
+            folders = (entry.filename for entry in archive.infolist() if entry.external_attr & _FOLDER)
+            damaged = archive.testzip() or next(folders, None)
         if damaged is not None:
             raise DamagedError(f"The checkpoint `{path}` is damaged in `{damaged}`.", remedy)
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)

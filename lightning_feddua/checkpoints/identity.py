@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,9 @@ from lightning_feddua.host.federation import Federation
 from lightning_feddua.randomness import Purpose, seed_generators
 
 if TYPE_CHECKING:
-    from lightning_feddua.loop import FederatedLoop
+    from lightning_feddua.clients import LocalTraining
+    from lightning_feddua.servers import Server
+    from lightning_feddua.settings import RunSettings
 
 # Clients whose samples are looked at, and samples of each.
 _PROBED_CLIENTS = 16
@@ -25,11 +28,17 @@ _PROBED_SAMPLES = 4
 _PLAIN = (bool, int, float, str, type(None))
 
 
-def identity(loop: FederatedLoop) -> dict[str, Any]:
-    """Everything that decides a run's result besides its state, as plain values and tensors."""
-    federation = loop._federation
+def identity(settings: RunSettings, server: Server, client: LocalTraining, federation: Federation) -> dict[str, Any]:
+    """Everything that decides a run's result besides its state, as plain values and tensors.
+
+    Args:
+        settings: the loop's; those that decide the result count.
+        server: the server rule.
+        client: the clients' algorithm.
+        federation: the module and its clients, with optimizers.
+    """
     return {
-        "settings": _settings(loop),
+        "settings": _settings(replace(settings, server=server, client=client), federation),
         "model": {
             name: f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}{kind}"
             for kind, named in (
@@ -76,24 +85,17 @@ def _refuse(path: Path, difference: str) -> None:
     )
 
 
-def _settings(loop: FederatedLoop) -> dict[str, Any]:
-    """Settings by name. The engine is not among them: that of the checkpoint is used."""
-    federation = loop._federation
-    settings: dict[str, Any] = {
-        "seed": loop.seed,
-        "clients_per_round": loop.cohort_size,
-        "local_steps": loop.local_steps,
-        "local_epochs": loop.local_epochs,
-        "batch_size": federation.datamodule.batch_size,
-        "client_weights": loop.client_weights,
-        "gradient_clip_val": loop.gradient_clip_val,
-        "local_lr_decay": loop.local_lr_decay,
-        "max_update_norm": loop.max_update_norm,
-        "lanes": loop.lanes,
-        "precision": loop.fabric.strategy.precision.precision,
-    }
-    settings.update(_describe("server", loop.server))
-    settings.update(_describe("client", loop.client))
+def _settings(run_settings: RunSettings, federation: Federation) -> dict[str, Any]:
+    """Settings by name, objects among them by their class and attributes, and what module and data set."""
+    settings: dict[str, Any] = {}
+    for name, value in run_settings.deciding():
+        if isinstance(value, list):
+            settings[name] = [type(part).__name__ for part in value]
+            for place, part in enumerate(value):
+                settings.update(_describe(f"{name}[{place}]", part))
+        else:
+            settings.update({name: value} if _is_plain(value) else _describe(name, value))
+    settings["batch_size"] = federation.datamodule.batch_size
     for i, optimizer in enumerate(federation.optimizers.optimizers):
         settings[f"optimizer {i}"] = type(optimizer).__name__
         for j, group in enumerate(optimizer.param_groups):
@@ -165,10 +167,10 @@ def _probe(federation: Federation) -> Tensor:
 
 
 def _sums(federation: Federation, place: int) -> Tensor:
-    data = federation.client_data(place)
     seed_generators(0, 0, place, Purpose.EVALUATION, federation.fabric.device)
     total = torch.zeros(2, dtype=torch.float64)
     try:
+        data = federation.client_data(place)
         batch = data.batch(np.arange(min(len(data), _PROBED_SAMPLES)))
     except Exception:
         # The run itself fails in the same way, and says so with the right client and round.

@@ -20,6 +20,7 @@ from lightning_feddua.checkpoints.loggers import logger_positions, resume_logger
 from lightning_feddua.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from lightning_feddua.host.federation import Federation
     from lightning_feddua.loop import FederatedLoop
 
 _SAFE = (bool, int, float, str, bytes, type(None), Tensor, torch.dtype, torch.device, torch.Size)
@@ -33,11 +34,12 @@ def capture(loop: FederatedLoop) -> dict[str, Any]:
     Raises:
         ConfigurationError: something in it could not be loaded again without running code.
     """
-    federation, module = loop._federation, loop.module
-    rounds = len(loop.history)
+    federation, run = loop._federation, loop.run
+    assert federation is not None
+    module, rounds = federation.module, len(run.history)
     # The module's parameters are windows on one vector, so that these weights take no room of their own in the file.
-    own_precision = federation.parameters.vector.dtype == loop.weights.dtype
-    weights = federation.parameters.vector if own_precision else loop.weights
+    own_precision = federation.parameters.vector.dtype == run.known_weights.dtype
+    weights = federation.parameters.vector if own_precision else run.known_weights
     state_dict = module.state_dict()
     checkpoint: dict[str, Any] = {
         "epoch": rounds,
@@ -48,26 +50,25 @@ def capture(loop: FederatedLoop) -> dict[str, Any]:
         FEDERATED: {
             "format": FORMAT,
             "identity": loop.identity,
-            "engine": loop._training.engine_name,
+            "engine": loop.backend.engine_name,
+            **run.state_dict(),
             "weights": weights,
-            "average": loop.average,
             # All of them; a state dict leaves out those that are not persistent.
             "buffers": dict(module.named_buffers()),
-            "history": loop.history,
             "parts": {name: part.state_dict() for name, part in _parts(loop).items()},
             "loggers": logger_positions(loop.fabric),
         },
     }
-    if loop.average is not None:
-        averaged = dict(federation.parameters.named_views(module, loop.average))
+    if run.average is not None:
+        averaged = dict(federation.parameters.named_views(module, run.average))
         checkpoint["averaged_state_dict"] = {**state_dict, **{k: v for k, v in averaged.items() if k in state_dict}}
     module.on_save_checkpoint(checkpoint)
     return {key: _plain(value, key) for key, value in checkpoint.items()}
 
 
-def restore(loop: FederatedLoop, found: Found) -> None:
+def restore(loop: FederatedLoop, federation: Federation, found: Found) -> None:
     """Bring a run to the state of a checkpoint, or say in one sentence what keeps it from there."""
-    state = found.state
+    state, run = found.state, loop.run
     check_identity(state["identity"], loop.identity, found.path)
     rounds = len(state["history"])
     if rounds > loop.max_rounds:
@@ -75,12 +76,11 @@ def restore(loop: FederatedLoop, found: Found) -> None:
             f"The checkpoint `{found.path}` has {rounds} rounds, more than `max_rounds={loop.max_rounds}`.",
             "Ask for as many rounds at least, or start afresh.",
         )
-    loop.module.on_load_checkpoint(found.checkpoint)
-    loop._federation.load(found.checkpoint["state_dict"], state["buffers"])
-    loop.weights.copy_(state["weights"])
-    if loop.average is not None:
-        loop.average.copy_(state["average"])
-    loop._federation.restore(loop.weights)
+    federation.module.on_load_checkpoint(found.checkpoint)
+    federation.load(found.checkpoint["state_dict"], state["buffers"])
+    run.load_state_dict(state)
+    run.round = rounds
+    federation.restore(run.known_weights)
     parts = _parts(loop)
     for name, part in parts.items():
         if name in state["parts"]:
@@ -89,14 +89,13 @@ def restore(loop: FederatedLoop, found: Found) -> None:
         # The package's own callbacks report on a run, and do not steer it.
         if state["parts"][name] and not name.startswith(__name__.partition(".")[0]):
             rank_zero_warn(f"The checkpoint `{found.path}` has a state of `{name}`, which this run does not have.")
-    loop.history = state["history"]
-    loop.current_round = rounds
     resume_loggers(loop.fabric, state["loggers"] if found.run_dir is not None else [])
 
 
 def _parts(loop: FederatedLoop) -> dict[str, Any]:
     """The objects of a run that have a state of their own, by name."""
-    parts: dict[str, Any] = {"server": loop.server, "client": loop.client, "client states": loop.states}
+    parts: dict[str, Any] = {"server": loop.server, "client": loop.client, "client states": loop.backend}
+    parts |= {f"transform {place}": transform for place, transform in enumerate(loop.transforms or [])}
     for callback in loop.callbacks:
         if callback is not loop.server:
             name = f"{type(callback).__module__}.{type(callback).__qualname__}"

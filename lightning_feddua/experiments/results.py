@@ -17,7 +17,7 @@ import yaml
 from lightning_feddua.callbacks import CSVLog, RunInfo
 from lightning_feddua.errors import ConfigurationError, choices
 from lightning_feddua.launch.run_folders import RECIPE_FILE
-from lightning_feddua.loop import LAST_ITERATE
+from lightning_feddua.metric_names import LAST_ITERATE
 
 # In the folder of a run that is one of many: what is to be run; and, when it is over, which version holds the results,
 # or in which round it diverged.

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from itertools import chain
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from lightning import LightningModule
 from lightning.fabric import Fabric
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
@@ -30,6 +32,9 @@ from lightning_feddua.host.parameters import FlatParameters, trainable_parameter
 from lightning_feddua.host.trainer_view import TrainerView
 from lightning_feddua.randomness import preserved_random_state
 from lightning_feddua.vectors import scalar_dtype, squared_norm
+
+if TYPE_CHECKING:
+    from lightning_feddua.settings import RunSettings
 
 
 class Federation:
@@ -87,12 +92,14 @@ class Federation:
         self.transfer = BatchTransfer(self.fabric, self.module, self.datamodule.hook_owner, self._channels_last)
         self.evaluator = Evaluator(self.fabric, self.module, self.view, self.transfer, self._seed)
 
-    def configure_optimizers(self, work: LocalWork) -> None:
+    def configure_optimizers(self, settings: RunSettings) -> None:
         """Ask the module for its optimizers, which all clients then use in turn.
 
         Schedules that ask how long training is get the answer for the largest client.
         """
-        self.view.start_client(work, lambda: int(self.sizes.max()))
+        self.view.max_rounds = settings.max_rounds
+        self.view.gradient_clip_val = settings.gradient_clip_val
+        self.view.start_client(self.local_work(settings), lambda: int(self.sizes.max()))
         self.view.local_optimizers = self.optimizers = LocalOptimizers(self.module, self.view.strategy)
 
     def check_frozen(self) -> None:
@@ -126,8 +133,11 @@ class Federation:
 
     @cached_property
     def sizes(self) -> np.ndarray:
-        """The number of samples of each client. A mapping that does not know them has to make all its datasets."""
-        return self.datamodule.client_sizes()
+        """The number of samples of each client. A mapping that does not know them has to make all its datasets.
+
+        A client whose dataset cannot be made counts as one without samples: it fails when it takes part.
+        """
+        return self.datamodule.client_sizes(on_error=lambda name, error: None)
 
     def _set_up_module(self) -> None:
         if is_overridden("configure_callbacks", self.module):
@@ -153,6 +163,20 @@ class Federation:
         """A copy of the module's trainable parameters for the server, in float32 at least."""
         vector = self.parameters.vector
         return vector.to(torch.promote_types(vector.dtype, torch.float32), copy=True)
+
+    def local_work(self, settings: RunSettings) -> LocalWork:
+        """How much a client does in a round."""
+        batch_size = self.datamodule.batch_size
+        return LocalWork(settings.local_steps, settings.local_epochs, batch_size, settings.gradient_clip_val)
+
+    @contextmanager
+    def training(self, weights: Tensor) -> Iterator[None]:
+        """Around local steps, which use the module as they like: on leaving, it holds global weights and buffers."""
+        try:
+            yield
+        finally:
+            self.parameters.drop_gradients()
+            self.restore(weights)
 
     def restore(self, weights: Tensor) -> None:
         """Put global weights and buffers into the module."""
@@ -187,6 +211,15 @@ class Federation:
             return {}
         return self.evaluator.run(*data, stage)
 
+    def check_validation(self, wanted: bool) -> None:
+        """A warning where there is validation data, but no step to validate with."""
+        has_data = wanted and self.datamodule.evaluation_data("validation") is not None
+        if has_data and not is_overridden("validation_step", self.module):
+            rank_zero_warn(
+                f"There is validation data, but `{type(self.module).__name__}` does not define `validation_step`."
+                " Nothing will be validated."
+            )
+
     def evaluate_clients(self) -> dict[str, float]:
         """How the weights in the module do on each client's own data: mean, standard deviation and worst decile."""
         clients = len(self.client_ids)
@@ -206,6 +239,18 @@ class Federation:
             for client in hand
         }
         return client_statistics(exchange(self.fabric, Table(self.fabric), rows, clients))
+
+
+def as_datamodule(datamodule: Any) -> FederatedDataModule:
+    """A data module, or a mapping of datasets made into one."""
+    if isinstance(datamodule, Mapping):
+        return FederatedDataModule(datamodule)
+    if not isinstance(datamodule, FederatedDataModule):
+        raise ConfigurationError(
+            f"The data is a `{type(datamodule).__name__}`, which has no clients.",
+            "Give a `FederatedDataModule`, or a mapping of datasets by client name.",
+        )
+    return datamodule
 
 
 def _empty_client(name: str, others: int = 0) -> ConfigurationError:

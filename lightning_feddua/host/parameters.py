@@ -1,11 +1,35 @@
 """A module's trainable parameters as one vector."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
 
 from lightning_feddua.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class ParameterLayout:
+    """Where each trainable parameter is in the flat vector of weights.
+
+    Args:
+        names: the parameters' names in the module.
+        shapes: their shapes.
+        strides: their strides, which tell the order of elements; ``channels_last`` has its own.
+        offsets: where each begins.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    strides: tuple[tuple[int, ...], ...]
+    offsets: tuple[int, ...]
+
+    def views(self, vector: Tensor) -> dict[str, Tensor]:
+        """Windows on a flat vector, such as the weights or the mean update, in the parameters' shapes."""
+        places = zip(self.names, self.shapes, self.strides, self.offsets, strict=True)
+        return {name: vector.as_strided(s, strides, vector.storage_offset() + o) for name, s, strides, o in places}
 
 
 class FlatParameters:
@@ -44,6 +68,12 @@ class FlatParameters:
         names = {id(parameter): name for name, parameter in module.named_parameters()}
         for parameter in self.tensors:
             yield names[id(parameter)], parameter
+
+    def layout(self, module: nn.Module) -> ParameterLayout:
+        """Names, shapes and places of the parameters in the vector."""
+        names, tensors = zip(*self.named(module), strict=True)
+        offsets = tuple(accumulate((tensor.numel() for tensor in tensors[:-1]), initial=0))
+        return ParameterLayout(names, tuple(t.shape for t in tensors), tuple(self._strides), offsets)
 
     def named_views(self, module: nn.Module, vector: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Windows on a flat vector with their names in the module, all names of a tied parameter included."""

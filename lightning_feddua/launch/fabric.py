@@ -1,8 +1,10 @@
 """The one Fabric of a loop, launched plainly, by Fabric itself or by torchrun."""
 
+from __future__ import annotations
+
 import os
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.fabric import Fabric
@@ -13,29 +15,24 @@ from lightning_feddua.aggregation.collectives import uses_store_of_torchrun
 from lightning_feddua.errors import ConfigurationError
 from lightning_feddua.launch.preemption import EXIT_CODE
 
+if TYPE_CHECKING:
+    from lightning_feddua.settings import RunSettings
 
-def make_fabric(
-    *,
-    accelerator: Any,
-    strategy: Any,
-    devices: Any,
-    num_nodes: int,
-    precision: Any,
-    timeout: float,
-    callbacks: Any,
-    loggers: Any,
-) -> Fabric:
+
+def make_fabric(settings: RunSettings) -> Fabric:
     """A Fabric whose ranks are those of torchrun where torchrun started this process.
 
     Left to itself, Fabric takes one device for ``devices="auto"`` on a CPU, and torchrun's processes would each train
-    alone without a word.
+    alone, silently.
     """
+    devices, num_nodes, strategy = settings.devices, settings.num_nodes, settings.strategy
     if TorchElasticEnvironment.detect():
         devices, num_nodes = _match_torchrun(devices, num_nodes)
     _check_count(devices)
-    arguments = {"accelerator": accelerator, "strategy": strategy, "devices": devices, "precision": precision}
+    arguments: dict[str, Any] = {"accelerator": settings.accelerator, "strategy": strategy, "devices": devices}
+    arguments["precision"] = settings.precision
     try:
-        fabric = Fabric(**arguments, num_nodes=num_nodes, callbacks=callbacks, loggers=loggers)
+        fabric = Fabric(**arguments, num_nodes=num_nodes, loggers=settings.loggers)
     except Exception as error:
         given = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
         problem = " ".join(str(error).split()).rstrip(".")
@@ -53,7 +50,7 @@ def make_fabric(
         )
     if isinstance(fabric.strategy, DDPStrategy):
         # Of the process group, which is made when Fabric is launched.
-        fabric.strategy._timeout = timedelta(seconds=timeout)
+        fabric.strategy._timeout = timedelta(seconds=settings.timeout)
     return fabric
 
 

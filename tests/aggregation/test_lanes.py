@@ -11,6 +11,7 @@ from lightning.fabric import Fabric
 from lightning_feddua.aggregation import lanes as lane_sums
 from lightning_feddua.aggregation.dealing import LaneDeal, deal_lanes
 from lightning_feddua.aggregation.lanes import LaneSums
+from lightning_feddua.aggregation.workspace import Workspace
 from tests.forked_ranks import ForkedRanks
 
 CASES = 40
@@ -35,8 +36,10 @@ def number_of_lanes(seed):
 def summed(fabric, seed, lanes):
     """What all ranks together make of the cohorts."""
     # On some ranks in memory that is lent, with anything in it.
-    lent = torch.full((2,), torch.nan) if fabric.global_rank % 2 == 0 else None
-    sums = LaneSums(fabric, torch.float32, lanes, lent)
+    workspace = Workspace(torch.empty(2))
+    workspace.lend("the test").fill_(torch.nan)
+    workspace.give_back("the test")
+    sums = LaneSums(fabric, torch.float32, lanes, workspace if fabric.global_rank % 2 == 0 else None)
     totals = []
     for vectors, costs in cohorts(seed):
         deal = deal_lanes(costs, lanes, fabric.world_size)

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch.distributed
 
-import lightning_feddua.loop
 from lightning_feddua import FederatedCallback, FederatedLoop
 from tests.benchmarks.outside import ROOT, TORCHRUN, environment
 from tests.benchmarks.report import markdown
@@ -38,11 +37,12 @@ class Stopwatch(FederatedCallback):
         self._since = 0.0
 
     def on_fit_start(self, loop: FederatedLoop) -> None:
-        training = loop._training
-        engine, reduction = training._engine, training._reduction
+        simulation = loop.backend
+        engine, reduction = simulation._engine, simulation._reduction
         self._wrap(getattr(engine, "_steps", engine), "_step", "local steps")
         for name in ("_deal", "_own_clients"):
-            self._wrap(training, name, "sampling")
+            self._wrap(simulation, name, "sampling")
+        self._wrap(loop, "_sample", "sampling")
         for name in ("start", "add", "all_reduce"):
             self._wrap(reduction, name, "reduction")
         if loop.fabric.world_size > 1:
@@ -64,9 +64,9 @@ class Stopwatch(FederatedCallback):
         engine.run = timed_run
         run_round = loop._run_round
 
-        def timed_round(round: int) -> None:
+        def timed_round(*args: Any) -> None:
             self.rounds.append(Counter())
-            self._call("rest", run_round, round)
+            self._call("rest", run_round, *args)
 
         loop._run_round = timed_round
 
@@ -123,12 +123,8 @@ def skew_table(rounds: int) -> str:
 
 def parts_of_a_round(task: Task, engine: str, rounds: int) -> Parts:
     """The median seconds of each part of a round, on this rank."""
-    stopwatch, sample_cohort = Stopwatch(), lightning_feddua.loop.sample_cohort
-    lightning_feddua.loop.sample_cohort = lambda *args: stopwatch._call("sampling", sample_cohort, *args)
-    try:
-        federated_loop(engine, [stopwatch])(task.work(rounds + 1))
-    finally:
-        lightning_feddua.loop.sample_cohort = sample_cohort
+    stopwatch = Stopwatch()
+    federated_loop(engine, [stopwatch])(task.work(rounds + 1))
     return {part: statistics.median(round[part] for round in stopwatch.rounds[2:]) for part in PARTS}
 
 

@@ -12,14 +12,17 @@ import matplotlib
 import numpy as np
 import pytest
 import yaml
+from lightning.fabric.loggers import Logger
 
 from lightning_feddua import FederatedCallback, FederatedLoop
 from lightning_feddua.callbacks import tensorboard
+from lightning_feddua.checkpoints import resume_logger
 from lightning_feddua.cli import main
 from lightning_feddua.data import SyntheticRegression
 from lightning_feddua.errors import ConfigurationError
 from lightning_feddua.models import LinearRegression
 from tests.experiments.test_compare import read, write_recipe
+from tests.modules import Classifier
 from tests.test_readme import PAGES, blocks
 
 
@@ -189,3 +192,39 @@ def test_mlflow_in_a_folder(tmp_path, monkeypatch):
     (run,) = client.search_runs([client.get_experiment_by_name("x").experiment_id])
     history = client.get_metric_history(run.info.run_id, "val_loss")
     assert [point.value for point in history] == pytest.approx([float(row["val_loss"]) for row in rows])
+
+
+class OwnLogger(Logger):
+    """A logger of one's own that knows how to resume."""
+
+    def __init__(self):
+        self.resumed = []
+
+    name = version = "own"
+
+    def log_metrics(self, metrics, step=None):
+        pass
+
+    def log_hyperparams(self, params):
+        pass
+
+    def resume(self, history):
+        self.resumed.append(len(history))
+
+
+class RegisteredLogger(OwnLogger):
+    resume = None
+
+
+@resume_logger.register
+def _(logger: RegisteredLogger, history):
+    logger.resumed.append([row["round"] for row in history])
+
+
+def test_a_logger_of_ones_own_resumes_in_its_own_way(make_loop, clients):
+    first = make_loop(max_rounds=2, checkpoint_every=1)
+    first.fit(Classifier(), clients)
+    own, registered = OwnLogger(), RegisteredLogger()
+    make_loop(max_rounds=3, loggers=[own, registered]).fit(Classifier(), clients, first.run_dir / "last.ckpt")
+    assert own.resumed == [2]
+    assert registered.resumed == [[0, 1]]

@@ -74,10 +74,10 @@ def test_the_engine_stays_and_so_do_the_bits(make_loop, tmp_path, monkeypatch):
     fit(make_loop(**arguments, engine="vectorized", max_rounds=2, checkpoint_every=1), LinearRegression(dim=20), data)
 
     # A trial would decide anew, by the time of day.
-    monkeypatch.delattr("lightning_feddua.clients.selection._decide")
+    monkeypatch.delattr("lightning_feddua.engines.trial._decide")
     resumed = make_loop(**arguments, engine="auto")
     model = fit(resumed, LinearRegression(dim=20), data, ckpt_path="last")
-    assert resumed._training.engine_name == "vectorized"
+    assert resumed.backend.engine_name == "vectorized"
     assert_same(model, expected)
     assert rows(resumed) == rows(whole)
     with pytest.raises(ConfigurationError, match=r"used the vectorized engine, and `engine=sequential` would"):
@@ -174,7 +174,8 @@ def test_callbacks_keep_their_state(make_loop):
     fit(make_loop(max_rounds=3, callbacks=callback), ckpt_path="last")
     assert callback.seen == ["before", "before", 2]
     with pytest.warns(
-        UserWarning, match=r"has a state of `tests\.test_checkpoint\.Remembers 0`, which this run does not have"
+        UserWarning,
+        match=r"has a state of `tests\.checkpoints\.test_resume\.Remembers 0`, which this run does not have",
     ):
         fit(make_loop(max_rounds=3), ckpt_path="last")
 

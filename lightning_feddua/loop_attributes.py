@@ -1,0 +1,121 @@
+"""What a loop shows of its settings and of its run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from lightning import LightningModule
+from torch import Tensor
+
+from lightning_feddua.aggregation.backend import Backend
+from lightning_feddua.aggregation.client_states import ClientStates
+from lightning_feddua.data.module import FederatedDataModule
+from lightning_feddua.host.federation import Federation
+from lightning_feddua.run import Run
+from lightning_feddua.sampling import ClientSampler, UniformSampler
+from lightning_feddua.settings import FIXED, RunSettings
+
+
+class LoopAttributes:
+    """Settings by their names, and the state of the run; all of it is there before a fit, as None or empty."""
+
+    settings: RunSettings
+    run: Run
+    backend: Backend
+    _federation: Federation | None
+
+    def __getattr__(self, name: str) -> Any:
+        # Only for what is not an attribute of the loop itself.
+        if name in RunSettings.__dataclass_fields__:
+            return getattr(self.settings, name)
+        raise AttributeError(f"`FederatedLoop` has no attribute `{name}`.")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in RunSettings.__dataclass_fields__ or name in ("server", "client", "backend", "callbacks"):
+            super().__setattr__(name, value)
+        elif name in FIXED:
+            raise AttributeError(f"`{name}` cannot be changed after the loop is made. Make another `FederatedLoop`.")
+        else:
+            self.settings = replace(self.settings, **{name: value})
+
+    @property
+    def out_dir(self) -> Path:
+        """Where runs are kept."""
+        return Path(self.settings.out_dir)
+
+    @property
+    def sampler(self) -> ClientSampler:
+        """Draws the cohorts."""
+        return self.settings.sampler or UniformSampler(self.settings.clients_per_round)
+
+    @property
+    def states(self) -> ClientStates | None:
+        """What the clients' algorithm keeps for each of them; None before a fit."""
+        return getattr(self.backend, "states", None)
+
+    @property
+    def weights(self) -> Tensor | None:
+        """The global weights, flat; None before a fit."""
+        return self.run.weights
+
+    @property
+    def average(self) -> Tensor | None:
+        """The average of the last two iterates, where that is what is validated."""
+        return self.run.average
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """One row for each finished round."""
+        return self.run.history
+
+    @property
+    def current_round(self) -> int:
+        """The round, from 0."""
+        return self.run.round
+
+    @property
+    def run_dir(self) -> Path:
+        """The folder of the run; before a fit, where runs are kept."""
+        return self.run.folder
+
+    @property
+    def eta_g(self) -> float:
+        """The server's last step."""
+        return self.run.eta_g
+
+    @eta_g.setter
+    def eta_g(self, eta_g: float) -> None:
+        self.run.eta_g = eta_g
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the run ends after this round."""
+        return self.run.stop_reason is not None
+
+    @property
+    def cohort_size(self) -> int | None:
+        """How many clients take part in a round; None before a fit, and where that varies."""
+        return None if self._federation is None else self.sampler.size(len(self._federation.client_ids))
+
+    @property
+    def engine_note(self) -> str:
+        """The engine, and why."""
+        return self.backend.engine_note
+
+    @property
+    def module(self) -> LightningModule | None:
+        """The module in training; None before a fit."""
+        return None if self._federation is None else self._federation.module
+
+    @property
+    def datamodule(self) -> FederatedDataModule | None:
+        """Its clients; None before a fit."""
+        return None if self._federation is None else self._federation.datamodule
+
+    @property
+    def client_ids(self) -> Sequence[str]:
+        """The clients' names, in the order that cohorts refer to; empty before a fit."""
+        return [] if self._federation is None else self._federation.client_ids

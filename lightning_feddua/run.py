@@ -1,0 +1,86 @@
+"""What a run has come to: the part of a loop that checkpoints save and callbacks read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from lightning_feddua.aggregation.workspace import Workspace
+
+_BORROWER = "the average of the last two iterates"
+
+
+@dataclass
+class Run:
+    """The state of one fit between two rounds.
+
+    Args:
+        folder: where its results go; before the first round, where runs are kept.
+        weights: the global weights ``w_t``, flat; None before a fit.
+        average: ``(w_t + w_{t-1})/2`` where the step is adaptive; None while a cohort trains, and for other rules.
+        history: one row for each finished round.
+        round: the current round, from 0.
+        eta_g: the server's last step.
+        stop_reason: why the run ends after this round, if it does.
+        workspace: lends the average its memory.
+    """
+
+    folder: Path
+    weights: Tensor | None = None
+    average: Tensor | None = None
+    history: list[dict[str, Any]] = field(default_factory=list)
+    round: int = 0
+    eta_g: float = 0.0
+    stop_reason: str | None = None
+    workspace: Workspace | None = None
+
+    @property
+    def known_weights(self) -> Tensor:
+        """The weights, in a fit."""
+        assert self.weights is not None
+        return self.weights
+
+    @property
+    def evaluated(self) -> Tensor | None:
+        """The iterate that is validated: the average where there is one, or else the weights."""
+        return self.weights if self.average is None else self.average
+
+    def start_average(self) -> None:
+        """Begin an average with the weights as they are."""
+        assert self.workspace is not None
+        if self.average is None:
+            self.average = self.workspace.lend(_BORROWER)
+        self.average.copy_(self.known_weights)
+
+    def drop_average(self) -> None:
+        """Give the memory of the average to whoever needs it while a cohort trains."""
+        self.average = None
+        if self.workspace is not None:
+            self.workspace.give_back(_BORROWER)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but where it is and what it computes in, as tensors and plain values."""
+        return {
+            "weights": self.weights,
+            "average": self.average,
+            "history": self.history,
+            "round": self.round,
+            "eta_g": self.eta_g,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a saved state, tensors into memory that is there."""
+        self.weights = _into(self.weights, state["weights"])
+        if state["average"] is not None and self.workspace is not None:
+            self.start_average()
+        self.average = _into(self.average, state["average"])
+        self.history = state["history"]
+        self.round = state.get("round", len(self.history))
+        self.eta_g = state.get("eta_g", 0.0)
+
+
+def _into(known: Tensor | None, saved: Tensor | None) -> Tensor | None:
+    return saved if known is None or saved is None else known.copy_(saved)

@@ -1,0 +1,56 @@
+"""A name that training and validation both log has a column for each."""
+
+import csv
+
+import torch
+from torch import nn
+
+from lightning_feddua import FedAvg, FedDuAdagrad
+from lightning_feddua.metric_names import validation_names
+from tests.modules import Classifier
+
+
+class SameNames(Classifier):
+    """Logs `loss` and `acc` in both steps, as many modules do."""
+
+    def training_step(self, batch, batch_idx):
+        return self._log(batch)
+
+    def validation_step(self, batch, batch_idx):
+        self._log(batch)
+
+    def _log(self, batch):
+        logits = self.net(batch[0])
+        loss = nn.functional.cross_entropy(logits, batch[1])
+        self.log("loss", loss)
+        self.log("acc", (logits.argmax(1) == batch[1]).float().mean())
+        return loss
+
+
+def test_training_and_validation_have_columns_of_their_own(make_loop, clients):
+    loop = make_loop(server=FedAvg(), validate_every=2, max_rounds=4, engine="sequential")
+    model = SameNames(dropout=0.0)
+    loop.fit(model, clients)
+    assert all({"loss", "acc"} <= row.keys() for row in loop.history)
+    assert [{"val/loss", "val/acc"} <= row.keys() for row in loop.history] == [False, True, False, True]
+    model.eval()
+    x, y = clients.val_dataset.tensors
+    with torch.no_grad():
+        expected = nn.functional.cross_entropy(model.net(x), y).item()
+    assert abs(loop.history[-1]["val/loss"] - expected) < 1e-6
+    assert loop.history[-1]["loss"] != loop.history[-1]["val/loss"]
+    header = next(csv.reader((loop.run_dir / "metrics.csv").open()))
+    assert len(header) == len(set(header))
+
+
+def test_the_last_iterate_too(make_loop, clients):
+    loop = make_loop(server=FedDuAdagrad(), max_rounds=2, engine="sequential")
+    loop.fit(SameNames(dropout=0.0), clients)
+    assert {"loss", "val/loss", "last_iterate/loss"} <= loop.history[-1].keys()
+
+
+def test_a_name_stays_what_it_was():
+    """Also where training does not log it in each round."""
+    assert validation_names({"loss": 1.0}, {"loss": 2.0}, []) == {"val/loss": 1.0}
+    assert validation_names({"loss": 1.0}, {}, [{"loss": 2.0, "val/loss": 1.0}, {"eta_g": 1.0}]) == {"val/loss": 1.0}
+    assert validation_names({"val_loss": 1.0}, {"loss": 2.0}, [{"val_loss": 1.0}]) == {"val_loss": 1.0}
