@@ -27,11 +27,13 @@ def check_number(name: str, value: Any) -> None:
         raise ConfigurationError(f"`{name}={value!r}` is not a number.", "Give a number.")
 
 
-def check_positive(name: str, value: Any) -> None:
-    """A number above 0."""
+def check_positive(name: str, value: Any, finite: bool = False) -> None:
+    """A number above 0, which may be infinite unless ``finite``."""
     check_number(name, value)
     if not value > 0:
         raise ConfigurationError(f"`{name}={value}` is not positive.", "Give a positive number.")
+    if finite and math.isinf(value):
+        raise ConfigurationError(f"`{name}={value}` is not finite.", "Give a finite number.")
 
 
 def check_non_negative(name: str, value: Any, example: str = "0 or a small number") -> None:

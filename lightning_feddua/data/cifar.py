@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100, split over clients by a Dirichlet distribution."""
+"""CIFAR-10 and CIFAR-100, split into clients by a Dirichlet distribution."""
 
 from typing import Any
 
@@ -8,8 +8,9 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from lightning_feddua.data.hub import image_column, integer_column, load_split
-from lightning_feddua.data.module import FederatedDataModule, make_partition
+from lightning_feddua.data.module import FederatedDataModule
 from lightning_feddua.data.partitioners import EqualDirichletPartitioner, Partitioner
+from lightning_feddua.data.splits import make_partition
 
 MEAN = (0.4914, 0.4822, 0.4465)
 STD = (0.2470, 0.2435, 0.2616)
@@ -17,16 +18,16 @@ PADDING = 4
 
 
 class Cifar(FederatedDataModule):
-    """Images of 32 by 32 pixels, normalised; training images are cropped and flipped at random, each on its own.
+    """Normalised images of 32 by 32 pixels; each training image is cropped and flipped at random.
 
-    Images stay bytes until they are on the device.
+    Images are stored as bytes, and converted on the device.
 
     Args:
-        path: a hub id, or a local folder with the files that the hub has.
-        label_column: the column of labels: ``label`` in CIFAR-10, ``fine_label`` in CIFAR-100.
-        partitioner: splits the training images; by default 100 clients of equal size, Dirichlet with α = 0.3.
+        path: a hub id, or a local folder with the same files.
+        label_column: the column of labels: ``label`` for CIFAR-10, ``fine_label`` for CIFAR-100.
+        partitioner: splits the training images; by default into 100 clients of equal size, with Dirichlet α = 0.3.
         batch_size: the size of a local minibatch.
-        eval_batch_size: the size of a batch in validation.
+        eval_batch_size: the batch size in validation and test.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Cifar(FederatedDataModule):
         self._std = torch.tensor(STD).view(3, 1, 1) * 255
 
     def setup(self, stage: str) -> None:
-        """Load and split, once."""
+        """Load and split the images, unless that is done already."""
         if self.clients:
             return
         train, train_labels = self._load("train")
@@ -61,7 +62,7 @@ class Cifar(FederatedDataModule):
         return TensorDataset(image_column(dataset, "img"), torch.from_numpy(labels)), labels
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        """Augment in training, normalise always."""
+        """Augment training images, and normalise all images."""
         images, labels = batch
         if self.trainer is not None and self.trainer.training:
             images = random_flip(random_crop(images, PADDING))
@@ -71,14 +72,14 @@ class Cifar(FederatedDataModule):
 
 
 def random_crop(images: Tensor, padding: int) -> Tensor:
-    """Shift each image by up to ``padding`` pixels in either direction, with black beyond its border."""
+    """Shift each image by up to ``padding`` pixels in each direction, and fill the border with black."""
     count, _, height, width = images.shape
     padded = torch.nn.functional.pad(images, (padding,) * 4)
     top, left = torch.randint(2 * padding + 1, (2, count, 1), device=images.device)
     rows = top + torch.arange(height, device=images.device)
     columns = left + torch.arange(width, device=images.device)
     sample = torch.arange(count, device=images.device)
-    # Advanced indices around a slice put the channels last.
+    # Advanced indices around a slice move the channels to the end.
     return padded[sample[:, None, None], :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
 

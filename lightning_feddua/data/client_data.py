@@ -1,4 +1,4 @@
-"""A client's samples, indexed directly where they are tensors."""
+"""Minibatches of a client's samples, indexed directly if they are tensors."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -15,12 +15,12 @@ Collate = Callable[[list[Any]], Any]
 class ClientData:
     """Minibatches of one dataset, without a DataLoader.
 
-    A ``TensorDataset``, or any ``Subset`` of one, is indexed as a whole; any other map-style dataset gives its samples
-    to ``collate_fn``. Either way a batch looks as a DataLoader would make it.
+    The tensors of a ``TensorDataset``, or of a ``Subset`` of one, are indexed directly. The samples of any other
+    map-style dataset are passed to ``collate_fn``. In both cases a batch has the form that a DataLoader would give it.
 
     Args:
         dataset: a map-style dataset.
-        collate_fn: makes a batch of a list of samples.
+        collate_fn: turns a list of samples into a batch.
     """
 
     def __init__(self, dataset: Dataset[Any], collate_fn: Collate | None = None) -> None:
@@ -36,13 +36,13 @@ class ClientData:
 
     @property
     def in_memory(self) -> bool:
-        """Whether the samples are tensors, which are the same each time they are asked for."""
+        """Whether the samples are tensors in memory, so that every access gives the same values."""
         return self._tensors is not None
 
     def batch(self, positions: np.ndarray) -> Any:
-        """The batch of the samples at these positions; its tensors are copies, so a step may change them."""
+        """The batch of the samples at some positions. Its tensors are copies, so a training step may modify them."""
         if self._tensors is not None and self._indices is None and len(positions) == len(self):
-            # All of them, in order or not: a plain copy is several times faster than gathering rows.
+            # For all samples, a plain copy is several times faster than gathering rows.
             return [tensor.clone() for tensor in self._tensors]
         index = positions if self._indices is None else self._indices[positions]
         if self._tensors is not None:
@@ -54,11 +54,11 @@ class ClientData:
 
 
 def stacked_batch(clients: Sequence[ClientData], positions: Sequence[np.ndarray]) -> list[Tensor] | None:
-    """The batches of several clients as one, with a first axis of clients; None where they do not share their tensors.
+    """The batches of several clients, stacked along a first axis; None if the clients do not share their tensors.
 
     Args:
         clients: the clients.
-        positions: as many positions for each.
+        positions: the positions of each client's samples, equally many per client.
     """
     tensors = clients[0]._tensors
     if tensors is None or any(client._tensors is not tensors for client in clients):
@@ -69,7 +69,7 @@ def stacked_batch(clients: Sequence[ClientData], positions: Sequence[np.ndarray]
 
 
 class ReusableBatch:
-    """A batch that serves several steps, for as long as none of them writes to it.
+    """A batch that several steps can share as long as none of them modifies it.
 
     Args:
         batch: the batch.
@@ -82,29 +82,29 @@ class ReusableBatch:
 
     @property
     def untouched(self) -> bool:
-        """Whether its tensors are as they were."""
+        """Whether its tensors are unmodified."""
         return [tensor._version for tensor in self._tensors] == self._versions
 
 
 def minibatches(
     size: int, batch_size: int, rng: np.random.Generator, steps: int | None = None, epochs: int | None = None
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Positions of a client's minibatches, reshuffled in each pass.
+    """The positions of the samples in a client's minibatches, reshuffled in each pass.
 
-    With ``steps``, exactly that many minibatches of ``min(batch_size, size)`` samples, from an endless stream of
-    shuffled passes: a minibatch may take the end of one pass and the start of the next. With ``epochs``, whole passes
-    as a DataLoader makes them: the last minibatch of a pass has what is left. A client that fits into one minibatch
-    uses all its samples, in order, in each step.
+    With ``steps``, there are exactly that many minibatches of ``min(batch_size, size)`` samples, taken from an endless
+    stream of shuffled passes: a minibatch may contain the end of one pass and the start of the next. With ``epochs``,
+    there are whole passes as with a DataLoader: the last minibatch of a pass may be smaller. A client that fits into
+    one minibatch uses all its samples, in order, in each step.
 
     Args:
         size: the number of samples.
         batch_size: the size of a minibatch.
-        rng: draws the shuffles.
-        steps: the number of minibatches; or None, and
+        rng: the generator of the shuffles.
+        steps: the number of minibatches; None to use ``epochs``.
         epochs: the number of passes.
 
     Yields:
-        The number of the pass and the positions, for each minibatch.
+        The number of the pass and the positions of each minibatch.
     """
     if size <= batch_size:
         for step in range(steps if steps is not None else epochs or 0):

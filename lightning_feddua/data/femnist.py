@@ -1,4 +1,4 @@
-"""FEMNIST: handwritten characters, a client for each writer (LEAF)."""
+"""FEMNIST: handwritten characters, one client per writer (LEAF)."""
 
 import numpy as np
 import torch
@@ -10,18 +10,18 @@ from lightning_feddua.data.partition import Partition
 
 
 class Femnist(NaturalDataModule):
-    """Writers with enough samples, each split 90/10 at random; the test parts are pooled for validation.
+    """Writers with enough samples. A random part of each is for training, and the rest is pooled for validation.
 
-    Pixels are in [0, 1], 62 classes.
+    There are 62 classes. Pixels are in [0, 1].
 
     Args:
-        path: a hub id, or a local folder with the files that the hub has.
-        num_clients: the number of writers, drawn at random.
-        min_samples: the least number of samples of a writer.
-        train_fraction: the part of a writer's samples that is trained on.
+        path: a hub id, or a local folder with the same files.
+        num_clients: the number of writers, chosen at random; None for all.
+        min_samples: the minimum number of samples per writer.
+        train_fraction: the fraction of a writer's samples that is for training.
         batch_size: the size of a local minibatch.
-        eval_batch_size: the size of a batch in validation.
-        seed: of the choice of writers and of the split.
+        eval_batch_size: the batch size in validation and test.
+        seed: the seed of the choice of writers and of the split.
     """
 
     num_classes = 62
@@ -39,7 +39,7 @@ class Femnist(NaturalDataModule):
         super().__init__(path, num_clients, min_samples, train_fraction, batch_size, eval_batch_size, seed)
 
     def setup(self, stage: str) -> None:
-        """Load and split, once."""
+        """Load and split the images, unless that is done already."""
         if self.clients:
             return
         dataset = load_split(self.path)
@@ -59,8 +59,6 @@ class Femnist(NaturalDataModule):
             return TensorDataset(images, torch.from_numpy(labels[index]))
 
         names = [str(writers.ids[i]) for i in chosen]
-        sizes = np.array([len(r) for r in train])
-        self.clients = Partition(tensors(train), names, np.arange(sizes.sum()), sizes)
+        self.clients = Partition.from_sizes(tensors(train), names, [len(r) for r in train])
         self.val_dataset = self.test_dataset = tensors(test)
-        test_sizes = np.array([len(r) for r in test])
-        self.val_clients = Partition(self.val_dataset, names, np.arange(test_sizes.sum()), test_sizes)
+        self.val_clients = Partition.from_sizes(self.val_dataset, names, [len(r) for r in test])

@@ -1,4 +1,4 @@
-"""Hugging Face datasets, from the hub or from a local folder of the same layout."""
+"""Hugging Face datasets, from the hub or from a local folder with the same layout."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ def load_split(path: str, split: str = "train") -> datasets.Dataset:
     """One split of a dataset.
 
     Args:
-        path: a hub id, or a local folder with the files that the hub has, or that `save_to_disk` has written.
+        path: a hub id, a local folder with the same files, or a folder written by ``save_to_disk``.
         split: the name of the split.
     """
     import datasets
 
     if Path(path).is_file():
-        raise ConfigurationError(f"`{path}` is a file.", "Give the folder that it is in.")
+        raise ConfigurationError(f"`{path}` is a file.", "Give the folder that contains it.")
     if not Path(path).is_dir() and path.startswith((".", "/", "~")):
         raise ConfigurationError(f"The folder `{path}` does not exist.", "Give an existing folder, or a hub id.")
     try:
-        # What `save_to_disk` has made of one split.
+        # Written by `save_to_disk` from a single split.
         if (Path(path) / "state.json").is_file() and split == "train":
             return datasets.load_from_disk(path)
         return datasets.load_dataset(path, split=split)
     except ValueError as error:
         if "split" in str(error).lower():
             raise ConfigurationError(
-                f"The dataset `{path}` has no split `{split}`: {_one_line(error)}.", "Choose one that it has."
+                f"The dataset `{path}` has no split `{split}`: {_one_line(error)}.", "Choose a split that exists."
             ) from error
         raise _cannot_load(path, error) from error
     except Exception as error:
@@ -46,7 +46,7 @@ def load_split(path: str, split: str = "train") -> datasets.Dataset:
 
 def _cannot_load(path: str, error: Exception) -> ConfigurationError:
     remedy = (
-        "Give a folder with the files that the hub has, such as `train-00000-of-00001.parquet`."
+        "Give a folder with the same files as the hub, such as `train-00000-of-00001.parquet`."
         if Path(path).is_dir()
         else "Check the name and the connection to the hub, or give a local folder with the same files."
     )
@@ -60,7 +60,7 @@ def _one_line(error: Exception) -> str:
 
 
 def arrow_column(dataset: datasets.Dataset, name: str) -> Any:
-    """A column as an Arrow array: iterating over the rows would take a hundred times longer."""
+    """A column as an Arrow array, which is a hundred times faster than iterating over the rows."""
     if name not in dataset.column_names:
         raise ConfigurationError(
             f"The dataset has no column `{name}`.", f"Choose one of its columns: {choices(dataset.column_names)}."
@@ -72,7 +72,7 @@ def arrow_column(dataset: datasets.Dataset, name: str) -> Any:
 
 def integer_column(dataset: datasets.Dataset, name: str) -> np.ndarray:
     """A column of labels as an array."""
-    # A copy, because Arrow's memory cannot be written and torch warns of that.
+    # A copy, because Arrow's memory is read-only and torch warns about that.
     values = np.array(arrow_column(dataset, name).to_numpy())
     if not np.issubdtype(values.dtype, np.integer):
         raise ConfigurationError(f"The column `{name}` holds {values.dtype}, not labels.", "Choose an integer column.")
@@ -80,8 +80,8 @@ def integer_column(dataset: datasets.Dataset, name: str) -> np.ndarray:
 
 
 def image_column(dataset: datasets.Dataset, name: str, rows: Sequence[int] | np.ndarray | None = None) -> Tensor:
-    """Images as one uint8 tensor of shape (rows, channels, height, width), decoded once."""
-    arrow_column(dataset, name)  # a clear error for a missing column
+    """Images as one uint8 tensor of shape (rows, channels, height, width)."""
+    arrow_column(dataset, name)  # raises a clear error for a missing column
     chosen = dataset.select_columns([name])
     if rows is not None:
         chosen = chosen.select(rows)
@@ -91,11 +91,11 @@ def image_column(dataset: datasets.Dataset, name: str, rows: Sequence[int] | np.
 
 
 class HubRows(torch.utils.data.Dataset[Any]):
-    """Rows of a Hugging Face dataset as samples: some columns, renamed and transformed.
+    """The rows of a Hugging Face dataset as samples: dicts of selected columns, renamed and transformed.
 
     Args:
         dataset: the dataset.
-        columns: the columns of a sample by the name they get; None for all as they are. A single sample is a dict.
+        columns: the content of a sample: a mapping from its keys to columns of the dataset; None for all columns.
         transform: applied to each sample.
     """
 

@@ -5,34 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-from torch.utils.data import Dataset
-
 from lightning_feddua.data.client_data import Collate
 from lightning_feddua.data.hub import HubRows, arrow_column, integer_column, load_split
-from lightning_feddua.data.module import FederatedDataModule, make_partition
+from lightning_feddua.data.module import FederatedDataModule
 from lightning_feddua.data.partition import Partition
 from lightning_feddua.data.partitioners import Partitioner
+from lightning_feddua.data.splits import make_partition
 from lightning_feddua.errors import ConfigurationError
 
 
 class HuggingFaceDataModule(FederatedDataModule):
-    """Clients of a Hugging Face dataset, by a column that names them or by a partitioner.
+    """Clients of a Hugging Face dataset, given by a column with their names or by a partitioner.
 
     Args:
-        path: a hub id, or a local folder with the files that the hub has.
-        client_column: the column that names each row's client; or
-        partitioner: splits the rows into clients by ``label_column``. Exactly one of the two.
-        label_column: the labels, for the partitioner, for pictures, and for models that check their number of classes.
-        columns: what a sample holds: a mapping from the name it gets to the dataset's column; None for all columns.
+        path: a hub id, or a local folder with the same files.
+        client_column: the column with the name of each row's client. Give either this or ``partitioner``.
+        partitioner: splits the rows into clients by ``label_column``.
+        label_column: the column of labels, for the partitioner, for plots, and for models that check their number of
+            classes.
+        columns: the content of a sample: a mapping from its keys to columns of the dataset; None for all columns.
         transform: applied to each sample, a dict.
-        split: the split that the clients have.
-        val_split: the split for validation; None for none.
-        test_split: the split for the test; None for none.
-        min_samples: leave out clients with fewer samples.
+        split: the split with the clients' data.
+        val_split: the split for validation; None for no validation.
+        test_split: the split for the test; None for no test.
+        min_samples: with ``client_column``, drop clients with fewer samples.
         batch_size: the size of a local minibatch.
-        eval_batch_size: the size of a batch in validation and test.
-        collate_fn: makes a batch of a list of samples.
+        eval_batch_size: the batch size in validation and test.
+        collate_fn: turns a list of samples into a batch.
     """
 
     def __init__(
@@ -77,17 +76,14 @@ class HuggingFaceDataModule(FederatedDataModule):
             self.num_classes = int(labels.max(initial=-1)) + 1
         rows = HubRows(dataset, self.columns, self.transform)
         if self.client_column is not None:
-            self.clients = Partition.from_values(rows, arrow_column(dataset, self.client_column), self.min_samples)
+            clients = Partition.from_values(rows, arrow_column(dataset, self.client_column), self.min_samples)
         else:
             assert self.partitioner is not None
-            self.clients = make_partition(rows, self.partitioner, labels)
+            clients = make_partition(rows, self.partitioner, labels)
+        clients.labels = labels
+        self.clients = clients
         self.val_dataset = self._load_rows(self.val_split)
         self.test_dataset = self._load_rows(self.test_split)
-
-    def _labels_of_rows(self, dataset: Dataset[Any]) -> np.ndarray:
-        if self.label_column is None:
-            raise ConfigurationError("The data has no labels to count.", "Name their column with `label_column`.")
-        return integer_column(load_split(self.path, self.split), self.label_column)
 
     def _load_rows(self, split: str | None) -> HubRows | None:
         return None if split is None else HubRows(load_split(self.path, split), self.columns, self.transform)

@@ -1,4 +1,6 @@
-"""Datasets whose clients are given by nature."""
+"""Datasets in which each row belongs to a client, such as a writer."""
+
+from abc import ABC, abstractmethod
 
 import numpy as np
 
@@ -7,28 +9,21 @@ from lightning_feddua.data.partition import Partition
 from lightning_feddua.errors import ConfigurationError
 
 
-class NaturalDataModule(FederatedDataModule):
-    """Some of a dataset's natural clients, each split into a part to train on and a part that is pooled for validation.
+class NaturalDataModule(FederatedDataModule, ABC):
+    """A random choice of a dataset's clients, each with a part for training and a part for validation.
 
-    Args:
-        path: a hub id, or a local folder with the files that the hub has.
-        num_clients: the number of clients, drawn at random; None for all.
-        min_samples: the least number of samples of a client.
-        train_fraction: the part of a client's samples that is trained on.
-        batch_size: the size of a local minibatch.
-        eval_batch_size: the size of a batch in validation.
-        seed: of the choice of clients and of their split.
+    The base of such data modules. A subclass has the same arguments, with defaults, and documents them.
     """
 
     def __init__(
         self,
         path: str,
-        num_clients: int | None = 100,
-        min_samples: int = 100,
-        train_fraction: float = 0.9,
-        batch_size: int = 50,
-        eval_batch_size: int = 500,
-        seed: int = 0,
+        num_clients: int | None,
+        min_samples: int,
+        train_fraction: float,
+        batch_size: int,
+        eval_batch_size: int,
+        seed: int,
     ) -> None:
         super().__init__({}, batch_size=batch_size, eval_batch_size=eval_batch_size)
         if not 0 < train_fraction < 1:
@@ -42,8 +37,12 @@ class NaturalDataModule(FederatedDataModule):
         self.train_fraction = train_fraction
         self.seed = seed
 
+    @abstractmethod
+    def setup(self, stage: str) -> None:
+        """Load the dataset, and set the clients and the data for validation."""
+
     def choose_clients(self, rng: np.random.Generator, partition: Partition) -> np.ndarray:
-        """Places of the clients to take part."""
+        """The indices of ``num_clients`` random clients of a partition, in ascending order."""
         if self.num_clients is None:
             return np.arange(len(partition))
         if not 1 <= self.num_clients <= len(partition):

@@ -1,4 +1,4 @@
-"""Minibatches that worker processes prepare while other clients train."""
+"""Worker processes that prepare minibatches while other clients train."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class BatchRequest:
     Args:
         seed: the run's seed.
         round: the round.
-        client: the client's place in the data module.
-        step: the number of the minibatch in the client's round.
-        epoch: the pass over the data that it belongs to.
-        positions: its samples.
+        client: the index of the client in the data module.
+        step: the number of the minibatch within the client's round.
+        epoch: the number of the pass over the data.
+        positions: the positions of its samples.
     """
 
     seed: int
@@ -36,14 +36,14 @@ class BatchRequest:
 
 
 class Prefetcher:
-    """Keeps worker processes for a whole run, and gives them the minibatches of a round to prepare in order.
+    """Worker processes that live for a whole run and prepare the minibatches of each round in order.
 
-    What a dataset draws at random is seeded for each minibatch, so that neither the number of workers nor that of ranks
-    changes it.
+    Random numbers are seeded for each minibatch, so that they depend neither on the number of workers nor on the number
+    of ranks.
 
     Args:
-        client_data: a client's samples, by its place in the data module.
-        num_workers: the number of processes.
+        client_data: returns the samples of the client at an index in the data module.
+        num_workers: the number of worker processes.
     """
 
     def __init__(self, client_data: Callable[[int], ClientData], num_workers: int) -> None:
@@ -53,12 +53,12 @@ class Prefetcher:
             batch_size=None,
             sampler=self._requests,
             num_workers=num_workers,
-            collate_fn=_as_it_is,
+            collate_fn=_identity,
             persistent_workers=True,
         )
 
     def start(self, requests: Sequence[BatchRequest]) -> Iterator[tuple[BatchRequest, Any]]:
-        """The minibatches of a round, one by one; some are prepared ahead."""
+        """The minibatches of a round, one by one. Some are prepared in advance."""
         self._requests.requests = requests
         return zip(requests, iter(self._loader), strict=True)
 
@@ -84,5 +84,5 @@ class _Batches(Dataset[Any]):
         return self._client_data(request.client).batch(request.positions)
 
 
-def _as_it_is(batch: Any) -> Any:
+def _identity(batch: Any) -> Any:
     return batch

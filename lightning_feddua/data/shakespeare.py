@@ -1,4 +1,4 @@
-"""Shakespeare: next-character prediction, a client for each speaking role (LEAF)."""
+"""Shakespeare: next-character prediction, one client per speaking role (LEAF)."""
 
 import numpy as np
 import torch
@@ -14,20 +14,20 @@ WINDOW = 80
 
 
 class Shakespeare(NaturalDataModule):
-    """Windows of 80 characters and the character that follows, of 79 symbols; roles split in order of speech.
+    """Windows of 80 characters, each with the character that follows; there are 79 symbols.
 
-    The first part of a role is trained on; then as many windows are left out as overlap with it; the rest of all roles
-    is pooled for validation.
+    The first windows of a role are for training. The next ones overlap with those, and are dropped. The rest is pooled
+    over all roles for validation.
 
     Args:
-        path: a hub id, or a local folder with the files that the hub has.
-        num_clients: the number of roles, drawn at random.
-        min_samples: the least number of windows of a role.
-        train_fraction: the part of a role's windows that is trained on.
-        max_eval_samples: validate on this many windows, drawn at random; None for all.
+        path: a hub id, or a local folder with the same files.
+        num_clients: the number of roles, chosen at random; None for all.
+        min_samples: the minimum number of windows per role.
+        train_fraction: the fraction of a role's windows that is for training.
+        max_eval_samples: the number of windows for validation, chosen at random; None for all.
         batch_size: the size of a local minibatch.
-        eval_batch_size: the size of a batch in validation.
-        seed: of the choice of roles and of the windows for validation.
+        eval_batch_size: the batch size in validation and test.
+        seed: the seed of the choice of roles and of the windows for validation.
     """
 
     num_classes = len(SYMBOLS)
@@ -47,7 +47,7 @@ class Shakespeare(NaturalDataModule):
         self.max_eval_samples = max_eval_samples
 
     def setup(self, stage: str) -> None:
-        """Load, encode and split, once."""
+        """Load, encode and split the text, unless that is done already."""
         if self.clients:
             return
         dataset = load_split(self.path)
@@ -71,14 +71,13 @@ class Shakespeare(NaturalDataModule):
                 torch.from_numpy(encode(y.take(rows).to_pylist(), 1)[:, 0].astype(np.int64)),
             )
 
-        sizes = np.array([len(rows) for rows in train])
         names = [str(roles.ids[i]) for i in chosen]
-        self.clients = Partition(tensors(np.concatenate(train)), names, np.arange(sizes.sum()), sizes)
+        self.clients = Partition.from_sizes(tensors(np.concatenate(train)), names, [len(rows) for rows in train])
         self.val_dataset = self.test_dataset = tensors(held_out)
 
 
 def encode(texts: list[str], length: int) -> np.ndarray:
-    """Texts of one length as numbers of symbols, a row each, in uint8.
+    """Encode texts of equal length as uint8 indices of symbols, one row per text.
 
     >>> encode(["a!", " }"], 2)
     array([[52,  1],
@@ -92,7 +91,7 @@ def encode(texts: list[str], length: int) -> np.ndarray:
         raise ConfigurationError(
             f"The text `{wrong}` has {len(wrong)} characters, not {length}.", "Give windows of equal length."
         )
-    # A symbol beyond ASCII becomes a byte that is unknown here.
+    # A symbol outside ASCII becomes a byte that the table does not have.
     plain = text if text.isascii() else "".join(c if c.isascii() else "\x80" for c in text)
     codes = table[np.frombuffer(plain.encode("latin-1"), dtype=np.uint8)]
     if (codes == 255).any():

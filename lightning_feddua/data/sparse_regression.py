@@ -1,29 +1,30 @@
-"""Federated sparse regression: few of many inputs matter, and clients disagree on the rest."""
+"""Federated sparse regression: only a few of many inputs matter, and clients disagree on the others."""
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from lightning_feddua.checks import check_whole
 from lightning_feddua.data.module import FederatedDataModule
 from lightning_feddua.errors import ConfigurationError
 
 
 class SparseRegression(FederatedDataModule):
-    """Clients with ``y = ⟨w* + δ_i, x⟩ + noise``, where ``w*`` has few non-zeros, all of them ±1.
+    """Clients with ``y = ⟨w* + δ_i, x⟩ + noise``, where ``w*`` has a few non-zero entries, each ±1.
 
-    Each client's own ``δ_i ~ N(0, disagreement²/dim)`` is dense, and the δ_i sum to zero: what clients have in common
-    is ``w*``. Inputs are standard normal. Validation is on new samples of ``w*`` itself, in one batch. All in float64.
+    Each client's ``δ_i ~ N(0, disagreement²/dim)`` is dense, and all δ_i sum to zero: the clients have ``w*`` in
+    common. Inputs are standard normal. Validation uses new samples of ``w*`` itself, in one batch. All data is float64.
 
     Args:
         num_clients: the number of clients.
-        samples_per_client: the number of samples of each.
+        samples_per_client: the number of samples per client.
         dim: the number of inputs d.
-        nonzeros: the number of inputs that matter, drawn at random.
-        disagreement: the norm of δ_i, roughly; that of ``w*`` is √nonzeros.
+        nonzeros: the number of inputs that matter, chosen at random.
+        disagreement: the approximate norm of δ_i; that of ``w*`` is √nonzeros.
         noise: the standard deviation of the noise in the clients' targets.
-        batch_size: the size of a local minibatch; None for all samples of a client.
-        seed: of the data; not of the run.
+        batch_size: the size of a local minibatch; None for all samples of the client.
+        seed: the seed of the data, not of the run.
 
     Attributes:
         true_weights: ``w*``.
@@ -42,11 +43,10 @@ class SparseRegression(FederatedDataModule):
     ) -> None:
         counts = {"num_clients": num_clients, "samples_per_client": samples_per_client, "dim": dim}
         for name, count in counts.items():
-            if count < 1:
-                raise ConfigurationError(f"`{name}={count}` is less than 1.", "Give a whole number from 1 up.")
+            check_whole(name, count, least=1)
         if not 1 <= nonzeros <= dim:
             raise ConfigurationError(
-                f"`nonzeros={nonzeros}` lies outside 1 to `dim={dim}`.", "Choose a number inside, a small one."
+                f"`nonzeros={nonzeros}` lies outside 1 to `dim={dim}`.", "Choose a small number in this range."
             )
         rng = np.random.default_rng(seed)
         w = np.zeros(dim)

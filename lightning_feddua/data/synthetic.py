@@ -4,24 +4,24 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
+from lightning_feddua.checks import check_whole
 from lightning_feddua.data.module import FederatedDataModule
-from lightning_feddua.errors import ConfigurationError
 
 
 class SyntheticRegression(FederatedDataModule):
     """Clients with ``x ~ N(0, diag(k^-decay))`` and noiseless targets ``y = ⟨W_i, x⟩``, ``W_i ~ N(u_i, 1)^d``.
 
-    Each client's shift ``u_i ~ N(0, 0.1²)`` is one number. Validation is on the pooled training data, in one batch: the
-    task is to fit it. All in float64.
+    Each client's shift ``u_i ~ N(0, 0.1²)`` is one number. The task is to fit the training data, so validation uses the
+    pooled training data, in one batch. All data is float64.
 
     Args:
         num_clients: the number of clients.
-        samples_per_client: the number of samples of each.
+        samples_per_client: the number of samples per client.
         dim: the number of inputs d.
-        decay: how fast the variance of the k-th input falls, as ``k^-decay``.
-        per_sample: draw W for each sample anew, which is the literal reading of the paper.
-        batch_size: the size of a local minibatch; None for all samples of a client.
-        seed: of the data; not of the run.
+        decay: the exponent of the inputs' variances ``k^-decay``.
+        per_sample: draw a new W for each sample, which is the literal reading of the paper.
+        batch_size: the size of a local minibatch; None for all samples of the client.
+        seed: the seed of the data, not of the run.
     """
 
     def __init__(
@@ -35,8 +35,7 @@ class SyntheticRegression(FederatedDataModule):
         seed: int = 0,
     ) -> None:
         for name, value in (("num_clients", num_clients), ("samples_per_client", samples_per_client), ("dim", dim)):
-            if value < 1:
-                raise ConfigurationError(f"`{name}={value}` is less than 1.", "Give a whole number from 1 up.")
+            check_whole(name, value, least=1)
         rng = np.random.default_rng(seed)
         scale = np.arange(1, dim + 1) ** (-decay / 2)
         clients = {}

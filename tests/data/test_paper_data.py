@@ -1,14 +1,21 @@
 """The paper's datasets, read from small files in the hub's layout."""
 
+import inspect
+import re
+from pathlib import Path
+
 import datasets
 import numpy as np
 import pytest
 import torch
+import yaml
 
-from lightning_feddua import ConfigurationError
+from lightning_feddua import ConfigurationError, FederatedDataModule
 from lightning_feddua.cli import main
+from lightning_feddua.cli.recipes import shipped_classes
 from lightning_feddua.data import Cifar, Femnist, IIDPartitioner, Shakespeare
 from lightning_feddua.data.cifar import MEAN, STD, random_crop, random_flip
+from lightning_feddua.data.natural import NaturalDataModule
 from lightning_feddua.data.shakespeare import SYMBOLS, encode
 from tests import plain_femnist
 
@@ -202,3 +209,39 @@ def test_recipes_run_from_a_local_folder(recipe, dataset, arguments, request, tm
     assert main([*command, "--loop.out_dir", str(tmp_path)]) == 0
     header, row = (line.split(",") for line in (tmp_path / "version_0/metrics.csv").read_text().splitlines())
     assert np.isfinite(float(dict(zip(header, row, strict=True))["val_loss"]))
+
+
+def test_the_partitioner_of_the_documentation_runs_from_a_recipe(cifar, tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parents[2] / "docs/own_module.md").read_text()
+    for name in ("regions.py", "regions.yaml"):
+        (block,) = re.findall(rf"```\w+\n(# {name}\n.*?)```", page, re.DOTALL)
+        (tmp_path / name).write_text(block)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    recipe = ["--config", "cifar10", "--config", "regions.yaml", "--data.path", cifar, "--data.batch_size", "4"]
+    assert main(["data", *recipe]) == 0
+    assert "Cifar(3 clients, 60 samples)" in capsys.readouterr().out
+    assert main(["fit", *recipe, "--loop.max_rounds", "1", "--loop.local_steps", "1", "--loop.out_dir", "runs"]) == 0
+    resolved = yaml.safe_load(Path("runs/version_0/recipe.yaml").read_text())
+    assert resolved["data"]["init_args"]["partitioner"]["class_path"] == "regions.Regions"
+
+
+def test_bases_of_data_modules_are_abstract():
+    assert inspect.isabstract(NaturalDataModule)
+    assert not inspect.isabstract(Femnist)
+    assert "NaturalDataModule" not in shipped_classes(FederatedDataModule)
+    with pytest.raises(TypeError, match="abstract"):
+        NaturalDataModule("folder", None, 1, 0.5, 1, 1, 0)
+
+
+@pytest.mark.parametrize(("task", "min_samples"), [(Femnist, 100), (Shakespeare, 1000)])
+def test_arguments_of_natural_data_modules_are_those_of_their_base(task, min_samples):
+    """Written out in each class, because the command line reads names, defaults and help from the signature."""
+    inherited = list(inspect.signature(NaturalDataModule).parameters)
+    own = inspect.signature(task).parameters
+    assert [name for name in own if name != "max_eval_samples"] == inherited
+    defaults = {name: own[name].default for name in inherited if name != "path"}
+    assert defaults == {
+        **{"num_clients": 100, "min_samples": min_samples, "train_fraction": 0.9},
+        **{"batch_size": 50, "eval_batch_size": 500, "seed": 0},
+    }

@@ -2,19 +2,23 @@ import time
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import TensorDataset
 
-from lightning_feddua import ConfigurationError
+from lightning_feddua import ConfigurationError, FederatedDataModule
 from lightning_feddua.data import (
     DirichletPartitioner,
     EqualDirichletPartitioner,
     IIDPartitioner,
     NaturalPartitioner,
+    Partitioner,
     PathologicalPartitioner,
     QuantitySkewPartitioner,
     ShardPartitioner,
 )
+from tests.modules import classification
 
 PARTITIONERS = {
     "iid": lambda n, seed: IIDPartitioner(n, seed=seed),
@@ -59,8 +63,75 @@ def _seconds(partitioner, y):
     return time.perf_counter() - start
 
 
-def test_natural_clients_are_those_of_the_values():
-    assert [p.tolist() for p in NaturalPartitioner().partition(np.array(["b", "a", "b"]))] == [[1], [0, 2]]
+def test_natural_clients_are_those_of_the_values_in_order_of_appearance():
+    values = np.array(["b", "a", "b"])
+    partition = NaturalPartitioner().partition(values)
+    assert [(name, rows.tolist()) for name, rows in partition.items()] == [("b", [0, 2]), ("a", [1])]
+    data = FederatedDataModule.from_dataset(classification(3), NaturalPartitioner(), labels=values)
+    assert list(data.client_ids) == list(partition)
+
+
+class Returns(Partitioner):
+    """A partitioner that returns what it was given."""
+
+    def __init__(self, parts):
+        super().__init__(num_clients=1)
+        self.parts = parts
+
+    def split(self, labels, rng):
+        return self.parts
+
+
+def test_a_partitioner_is_one_method():
+    class Halves(Partitioner):
+        def split(self, labels, rng):
+            return np.array_split(rng.permutation(len(labels)), self.num_clients)
+
+    parts = Halves(2, seed=3).partition(np.zeros(6))
+    assert [p.tolist() for p in parts] == np.random.default_rng(3).permutation(6).reshape(2, 3).tolist()
+    with pytest.raises(TypeError, match="abstract"):
+        Partitioner(2)
+
+
+def test_a_partitioner_may_name_its_clients():
+    named = Returns({"zoe": np.array([4, 0]), "al": np.array([2])})
+    assert {name: rows.tolist() for name, rows in named.partition(np.zeros(6)).items()} == {"zoe": [4, 0], "al": [2]}
+    data = FederatedDataModule.from_dataset(TensorDataset(torch.arange(6)), named, labels=np.zeros(6))
+    assert data.client_ids == ["zoe", "al"]
+    assert data.client_data("zoe").batch(np.arange(2))[0].tolist() == [4, 0]
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (None, r"`Returns.split` returned a `NoneType`\. Return a list of index arrays"),
+        ("ab", r"`Returns.split` returned a `str`\. Return"),
+        (iter([np.arange(2)]), r"`Returns.split` returned a `\w+`\. Return"),
+        ([0, 1], r"`Returns.split` returned a `int` for client `0`\. Return a one-dimensional NumPy array"),
+        (np.arange(3), r"returned a `int64` for client `0`"),
+        ({"al": [0, 1]}, r"returned a `list` for client `al`\. Return"),
+        ({"al": np.zeros((2, 2), int)}, r"returned a `ndarray` of shape \(2, 2\) for client `al`\. Return"),
+        ({"al": np.array([0.5])}, r"The indices of client `al` are `float64`\. Give whole numbers"),
+        ([np.arange(6) < 2], r"The indices of client `0` are `bool`\. .* `np.flatnonzero\(mask\)`"),
+    ],
+)
+def test_what_split_may_not_return(parts, message):
+    with pytest.raises(ConfigurationError, match=message):
+        Returns(parts).partition(np.zeros(6))
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"al": np.array([0, 1]), "zoe": np.array([1])}, r"gives row 1 2 times: to `al`, `zoe`\. Give each row"),
+        ({"al": np.array([9])}, r"has the index 9, and the dataset has 6 rows\. Give"),
+        ({"al": np.array([], int)}, r"leaves client `al` empty\. Use"),
+        ({1: np.array([0]), "1": np.array([1])}, r"2 clients have the name `1`\. Give each client its own name"),
+    ],
+)
+def test_what_clients_may_not_share(parts, message):
+    with pytest.raises(ConfigurationError, match=message):
+        FederatedDataModule.from_dataset(TensorDataset(torch.arange(6)), Returns(parts), labels=np.zeros(6))
 
 
 @given(st.integers(100, 1000), st.integers(2, 20), st.floats(0.01, 10))
@@ -104,6 +175,10 @@ def test_shards_and_pathological_have_few_classes():
     [
         (lambda: IIDPartitioner(0), r"`num_clients=0` is less than 1\. Give"),
         (lambda: DirichletPartitioner(3, alpha=0), r"`alpha=0` is not positive\. Give"),
+        (lambda: DirichletPartitioner(3, alpha=float("inf")), r"`alpha=inf` is not finite\. Give"),
+        (lambda: QuantitySkewPartitioner(3, alpha=float("nan")), r"`alpha=nan` is not a number\. Give"),
+        (lambda: IIDPartitioner(2.5), r"`num_clients=2.5` is not a whole number\. Give"),
+        (lambda: ShardPartitioner(2, 0), r"`shards_per_client=0` is less than 1\. Give"),
         (lambda: IIDPartitioner(11).partition(np.zeros(10)), r"11 clients cannot share 10 rows\. Use"),
         (lambda: DirichletPartitioner(5, min_samples=3).partition(np.zeros(10)), r"5 clients of at least 3 rows each"),
         (
