@@ -27,7 +27,7 @@ from lightning_feddua.checkpoints import Found, find_checkpoint, identity, repla
 from lightning_feddua.clients.local_training import LocalTraining
 from lightning_feddua.compatibility import check_algorithm, check_unequal
 from lightning_feddua.data.module import FederatedDataModule
-from lightning_feddua.engines.base import Client, LocalWork
+from lightning_feddua.engines.base import AUTO, Client, ClientEvents, Engine, LocalWork, find_engine
 from lightning_feddua.engines.trial import known_engine
 from lightning_feddua.host.evaluation import Stage
 from lightning_feddua.host.federation import Federation
@@ -47,7 +47,6 @@ from lightning_feddua.settings import (
     with_checkpoint,
 )
 
-ENGINES = ("auto", "sequential", "vectorized")
 CLIENT_WEIGHTS = ("uniform", "samples")
 CLIENT_STATES = ("memory", "disk")
 CLIENT_ERRORS = ("raise", "skip")
@@ -76,7 +75,8 @@ class FederatedLoop:
         gradient_clip_val: the largest global norm of a local gradient; None for no clipping.
         local_lr_decay: multiplies the module's learning rates in each round after the first.
         engine: how a rank runs its clients: ``"sequential"``, one after another, bit for bit as Trainer would;
-            ``"vectorized"``, many in one vmapped step; ``"auto"``, whichever a few trial steps show to be faster.
+            ``"vectorized"``, many in one vmapped step; ``"auto"``, whichever a few trial steps show to be faster; or an
+            :class:`~lightning_feddua.engines.Engine` of your own, as a class, an import path or a registered name.
         compile: whether the vectorized engine compiles the local steps of a stack of clients into one function, and
             a server of many parameters its step. That takes a minute or so at the first start, less at others, and is
             checked against the eager steps.
@@ -130,7 +130,7 @@ class FederatedLoop:
         client_weights: Literal["uniform", "samples"] = "uniform",
         gradient_clip_val: float | None = None,
         local_lr_decay: float = 1.0,
-        engine: Literal["auto", "sequential", "vectorized"] = "auto",
+        engine: Literal["auto", "sequential", "vectorized"] | str | type[Engine] = "auto",
         compile: bool = False,
         channels_last: bool = False,
         lanes: int | None = 8,
@@ -160,7 +160,8 @@ class FederatedLoop:
         check_positive("timeout", timeout)
         check_instance("server", server, FedDuAServer)
         check_instance("client", client, LocalTraining)
-        check_choice("engine", engine, ENGINES)
+        if engine != AUTO:
+            find_engine(engine)
         check_choice("client_weights", client_weights, CLIENT_WEIGHTS)
         check_choice("client_states", client_states, CLIENT_STATES)
         check_choice("on_client_error", on_client_error, CLIENT_ERRORS)
@@ -317,14 +318,12 @@ class FederatedLoop:
         )
         self._training = CohortTraining(federation, self.client, self.states, self.weights, settings, self.average)
         if found is not None:
-            name, self.engine_note = known_engine(self.engine, found.state["engine"])
+            engine, self.engine_note = known_engine(self.engine, found.state["engine"])
             restore(self, found)
         else:
-            # Such a callback expects to find each client's weights in the module.
-            one_by_one = self.engine == "auto" and self._hooks.are_used("on_client_end")
-            engine = "sequential" if one_by_one else self.engine
-            name, self.engine_note = self._training.choose_engine(engine, self._sample(0))
-        self._training.use_engine(name)
+            engine, self.engine_note = self._training.choose_engine(self.engine, self._sample(0))
+        self._training.use_engine(engine)
+        self._events = ClientEvents(self._client_event("on_client_start"), self._client_event("on_client_end"))
         has_data = self.validate_every and federation.datamodule.evaluation_data("validation") is not None
         if has_data and not is_overridden("validation_step", federation.module):
             rank_zero_warn(
@@ -350,7 +349,7 @@ class FederatedLoop:
         cohort = self._sample(round)
         self._call("on_round_start", round=round, cohort=cohort)
 
-        update = self._training.run(round, cohort, self._notify, lambda: self._preemption.requested)
+        update = self._training.run(round, cohort, self._events, lambda: self._preemption.requested)
         self._apply(update)
 
         if not math.isfinite(self.eta_g) or not all(map(math.isfinite, update.metrics.values())):
@@ -397,8 +396,10 @@ class FederatedLoop:
             self.average.lerp_(self.weights, 0.5)
         self._federation.buffers.update(update.float_buffers, update.float_changed, update.integer_buffers)
 
-    def _notify(self, moment: str, client: Client) -> None:
-        self._call(f"on_client_{moment}", round=self.current_round, client_id=client.name)
+    def _client_event(self, hook: str) -> Callable[[Client], None] | None:
+        if not self._hooks.are_used(hook):
+            return None
+        return lambda client: self._call(hook, round=self.current_round, client_id=client.name)
 
     def _validate(self) -> dict[str, float]:
         """Metrics of the global model: of the average of the last two iterates where the step is adaptive."""

@@ -14,10 +14,8 @@ from lightning_feddua.aggregation.faults import ClientFaults
 from lightning_feddua.aggregation.reduction import Reduction, mean_vector
 from lightning_feddua.aggregation.update import RoundUpdate
 from lightning_feddua.clients.local_training import LocalTraining
-from lightning_feddua.engines.base import Client, Engine, GlobalState, LocalWork, Notify
-from lightning_feddua.engines.sequential import SequentialEngine
+from lightning_feddua.engines.base import Client, ClientEvents, Engine, GlobalState, LocalWork
 from lightning_feddua.engines.trial import choose_engine
-from lightning_feddua.engines.vectorized import VectorizedEngine
 from lightning_feddua.host.extra_gradients import ExtraGradients
 from lightning_feddua.host.federation import Federation
 from lightning_feddua.randomness import Purpose, generator
@@ -79,32 +77,30 @@ class CohortTraining:
         self._lanes: int | None = None
         self._frozen_checked = False
 
-    def choose_engine(self, name: str, cohort: list[int]) -> tuple[str, str]:
-        """The engine's name and what the header says of it, from a trial on the first cohort; a collective."""
-        if name == "sequential":
-            return name, name
-        work = self._settings.work
-        deal = self._deal(cohort, work)
-        clients, state = self._own_clients(cohort, deal.hands), self._global_state(0, work)
-        # What fails here fails again in the first round.
-        self._begin_round(clients, deal, state, ClientFaults(self._fabric, "raise"))
-        return choose_engine(name, self._federation, self._algorithm, clients, state)
+    def choose_engine(self, engine: str | type[Engine], cohort: list[int]) -> tuple[type[Engine], str]:
+        """The engine and what the header says of it, perhaps from a trial on the first cohort; a collective."""
 
-    def use_engine(self, name: str) -> None:
+        def first_round() -> tuple[list[Client], GlobalState]:
+            work = self._settings.work
+            deal = self._deal(cohort, work)
+            clients, state = self._own_clients(cohort, deal.hands), self._global_state(0, work)
+            # What fails here fails again in the first round.
+            self._begin_round(clients, deal, state, ClientFaults(self._fabric, "raise"))
+            return clients, state
+
+        return choose_engine(engine, self._federation, self._algorithm, first_round)
+
+    def use_engine(self, engine: type[Engine]) -> None:
         """Make ready for rounds with an engine."""
         settings, fabric = self._settings, self._fabric
-        # A stack of clients has clients of all lanes. Each rank needs a lane.
-        in_lanes = settings.lanes is not None and name != "vectorized"
+        # Each rank needs a lane.
+        in_lanes = settings.lanes is not None and engine.in_lanes
         self._lanes = max(settings.lanes or 1, fabric.world_size) if in_lanes else None
         size, dtype = self._weights.numel(), self._weights.dtype
         extra, buffers = self._algorithm.extra_vectors, self._federation.buffers
         self._reduction = Reduction(fabric, size, dtype, buffers, extra, self._lanes, self._spare)
         self._faults = ClientFaults(fabric, settings.on_client_error, settings.max_update_norm)
-        self._engine: Engine = SequentialEngine(self._federation, self._algorithm, self._states)
-        if name == "vectorized":
-            self._engine = VectorizedEngine(
-                self._federation, self._algorithm, self._states, settings.compile, self._engine
-            )
+        self._engine = engine(self._federation, self._algorithm, self._states, settings.compile)
 
     @property
     def engine_name(self) -> str:
@@ -116,13 +112,13 @@ class CohortTraining:
         """Whether a rank asked, in the last round, to end the run after it; the same on every rank."""
         return self._reduction.stop
 
-    def run(self, round: int, cohort: list[int], notify: Notify, stop: Callable[[], bool]) -> RoundUpdate:
+    def run(self, round: int, cohort: list[int], events: ClientEvents, stop: Callable[[], bool]) -> RoundUpdate:
         """Train a cohort; a collective. Its update holds until the next round.
 
         Args:
             round: the round.
             cohort: the clients, as places in the data module.
-            notify: hears of each client of this rank.
+            events: whom to tell of each client of this rank.
             stop: asked when the clients are trained: whether this rank wants the run to end after this round.
 
         Raises:
@@ -136,7 +132,7 @@ class CohortTraining:
         self._begin_round(clients, deal, state, self._faults)
         self._reduction.start(len(cohort), deal)
         with self._faults.held():
-            self._train(self._faults.remaining(clients), state, notify)
+            self._train(self._faults.remaining(clients), state, events)
         update = self._reduction.all_reduce(stop(), self._faults.error is not None)
         ids = self._federation.client_ids
         self._faults.check(self._reduction.failed, update.squared_norms, lambda i: str(ids[cohort[i]]), state)
@@ -146,10 +142,10 @@ class CohortTraining:
         """One clear error after several rounds without any client."""
         self._faults.check_history(history)
 
-    def _train(self, clients: list[Client], state: GlobalState, notify: Notify) -> None:
+    def _train(self, clients: list[Client], state: GlobalState, events: ClientEvents) -> None:
         """Train this rank's clients, and add up those that count."""
         global_floats = self._federation.buffers.global_floats(self._weights.dtype)
-        results = self._engine.run(clients, state, notify)
+        results = self._engine.run(clients, state, events)
         for update in self._faults.accepted(results, state, global_floats):
             self._reduction.add(update, global_floats)
             if update.kept is not None:

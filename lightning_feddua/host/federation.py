@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from functools import cached_property
 from itertools import chain
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -20,7 +20,6 @@ from lightning_feddua.aggregation.metric_rows import Table, exchange
 from lightning_feddua.data.client_data import ClientData
 from lightning_feddua.data.module import FederatedDataModule, dataset_size
 from lightning_feddua.data.partition import Partition
-from lightning_feddua.engines.base import LocalWork
 from lightning_feddua.errors import ConfigurationError
 from lightning_feddua.host.batch_transfer import BatchTransfer
 from lightning_feddua.host.buffers import ModuleBuffers
@@ -30,6 +29,9 @@ from lightning_feddua.host.parameters import FlatParameters, trainable_parameter
 from lightning_feddua.host.trainer_view import TrainerView
 from lightning_feddua.randomness import preserved_random_state
 from lightning_feddua.vectors import scalar_dtype, squared_norm
+
+if TYPE_CHECKING:
+    from lightning_feddua.engines.base import LocalWork
 
 
 class Federation:
