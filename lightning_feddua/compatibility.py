@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def check_algorithm(
-    algorithm: LocalTraining, federation: Federation, cohort_size: int, local_steps: int | None, engine: str
+    algorithm: LocalTraining, federation: Federation, cohort_size: int, local_steps: int | None, engine: Any
 ) -> None:
     """Compare what an algorithm needs with the module, its optimizer and the loop's settings.
 

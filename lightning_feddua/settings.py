@@ -21,7 +21,7 @@ from lightning_feddua.checks import (
     check_whole,
 )
 from lightning_feddua.clients import LocalTraining
-from lightning_feddua.engines import Engine, find_engine
+from lightning_feddua.engines.base import AUTO, Engine, find_engine
 from lightning_feddua.errors import ConfigurationError
 from lightning_feddua.sampling import ClientSampler
 from lightning_feddua.servers import Server
@@ -74,7 +74,7 @@ def _cohort(name: str, value: Any) -> None:
 
 
 def _engine(name: str, value: Any) -> None:
-    if value != "auto":
+    if value != AUTO:
         find_engine(value)
 
 

@@ -13,8 +13,7 @@ from lightning_feddua.aggregation.faults import ClientFaults
 from lightning_feddua.aggregation.reduction import Reduction, mean_vector
 from lightning_feddua.aggregation.transforms import TransformChain
 from lightning_feddua.aggregation.update import RoundUpdate
-from lightning_feddua.engines import Engine, find_engine
-from lightning_feddua.engines.base import Client, ClientEvents, GlobalState, LocalWork
+from lightning_feddua.engines.base import Client, ClientEvents, Engine, GlobalState, LocalWork
 from lightning_feddua.engines.trial import choose_engine
 from lightning_feddua.engines.trial import known_engine as resumed_engine
 from lightning_feddua.host.extra_gradients import ExtraGradients
@@ -41,13 +40,14 @@ class Simulation(Backend):
 
     def start(self, cohort: list[int], known_engine: str | None = None) -> None:
         """Choose the engine: the one in the settings, the faster one in a trial, or that of the run so far."""
-        name = self._settings.engine
+        asked = self._settings.engine
         if known_engine is not None:
-            chosen, self.engine_note = resumed_engine(name, known_engine)
+            engine, self.engine_note = resumed_engine(asked, known_engine)
         else:
             with self._federation.training(self._weights):
-                chosen, self.engine_note = self._choose_engine(name, cohort)
-        engine = find_engine(chosen)
+                engine, self.engine_note = choose_engine(
+                    asked, self._federation, self._algorithm, lambda: self._first_round(cohort)
+                )
         # A stack of clients has clients of all lanes. Each rank needs a lane.
         lanes = self._settings.lanes
         self._lanes = max(lanes, self._fabric.world_size) if lanes is not None and engine.in_lanes else None
@@ -92,14 +92,14 @@ class Simulation(Backend):
         """Resume with the clients' vectors."""
         self.states.load_state_dict(state)
 
-    def _choose_engine(self, name: Any, cohort: list[int]) -> tuple[str, str]:
-        # What fails here fails again in the first round, which says so with the right client.
+    def _first_round(self, cohort: list[int]) -> tuple[list[Client], GlobalState]:
+        """This rank's part of the first round, for a trial."""
+        # What fails here fails again in the round itself, which says so.
         faults = ClientFaults(self._fabric, "raise")
         deal, state = self._deal(cohort, self._work), self._global_state(0, self._work)
-        clients = self._own_clients(cohort, deal, 0, faults) if name != "sequential" else []
-        if name != "sequential":
-            self._begin_round(clients, deal, state, faults)
-        return choose_engine(name, self._federation, self._algorithm, clients, state)
+        clients = self._own_clients(cohort, deal, 0, faults)
+        self._begin_round(clients, deal, state, faults)
+        return clients, state
 
     def _train(self, clients: list[Client], state: GlobalState, cohort_size: int, events: ClientEvents) -> None:
         """Train this rank's clients, and add up those that count."""

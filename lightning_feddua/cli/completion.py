@@ -94,8 +94,9 @@ def _loop_values() -> dict[str, list[str]]:
     """The values of the loop's settings that have only a few."""
     values: dict[str, list[str]] = {}
     for name, hint in get_type_hints(FederatedLoop.__init__).items():
-        if name not in LOOP_SKIPS and get_origin(hint) is Literal:
-            values[f"--loop.{name}"] = list(get_args(hint))
+        literals = [part for part in (hint, *get_args(hint)) if get_origin(part) is Literal]
+        if name not in LOOP_SKIPS and literals:
+            values[f"--loop.{name}"] = [value for part in literals for value in get_args(part)]
         elif hint is bool:
             values[f"--loop.{name}"] = ["true", "false"]
     return values

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from lightning_feddua.data.client_data import ClientData
-from lightning_feddua.randomness import Purpose, seed_generators
+from lightning_feddua.randomness import Purpose, preserved_random_state, seed_generators
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,25 @@ class BatchRequest:
     positions: np.ndarray
 
 
+def read_batch(data: ClientData, request: BatchRequest) -> Any:
+    """One minibatch. What its samples draw at random follows from the request, in whatever process they are read.
+
+    The random state of the local steps is left alone.
+
+    Args:
+        data: the client's samples.
+        request: which minibatch.
+    """
+    if data.in_memory:
+        return data.batch(request.positions)
+    cpu = torch.device("cpu")
+    with preserved_random_state(cpu):
+        seed_generators(request.seed, request.round, request.client << 20 | request.step, Purpose.DATA, cpu)
+        return data.batch(request.positions)
+
+
 class Prefetcher:
     """Worker processes that live for a whole run and prepare the minibatches of each round in order.
-
-    Random numbers are seeded for each minibatch, so that they depend neither on the number of workers nor on the number
-    of ranks.
 
     Args:
         client_data: returns the samples of the client at an index in the data module.
@@ -79,9 +93,7 @@ class _Batches(Dataset[Any]):
         self._client_data = client_data
 
     def __getitem__(self, request: BatchRequest) -> Any:
-        index = request.client << 20 | request.step
-        seed_generators(request.seed, request.round, index, Purpose.DATA, torch.device("cpu"))
-        return self._client_data(request.client).batch(request.positions)
+        return read_batch(self._client_data(request.client), request)
 
 
 def _identity(batch: Any) -> Any:

@@ -1,0 +1,7 @@
+"""How a rank runs the local steps of its clients."""
+
+from lightning_feddua.engines.base import ClientEvents, Engine, register_engine
+from lightning_feddua.engines.sequential import SequentialEngine
+from lightning_feddua.engines.vectorized import VectorizedEngine
+
+__all__ = ["ClientEvents", "Engine", "SequentialEngine", "VectorizedEngine", "register_engine"]

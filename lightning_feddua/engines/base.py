@@ -1,18 +1,27 @@
-"""What the loop and its engines say to each other."""
+"""What an engine is, what the loop and its engines say to each other, and how an engine is found by name."""
 
 from __future__ import annotations
 
+import importlib
+import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-import numpy as np
 from torch import Tensor
 
 from lightning_feddua.aggregation.update import ClientUpdate
-from lightning_feddua.data.client_data import ClientData, minibatches
-from lightning_feddua.errors import ClientError
-from lightning_feddua.randomness import Purpose, generator
+from lightning_feddua.data.client_data import ClientData
+from lightning_feddua.errors import ClientError, ConfigurationError, choices
+
+if TYPE_CHECKING:
+    from lightning_feddua.aggregation.client_states import ClientStates
+    from lightning_feddua.clients.local_training import LocalTraining
+    from lightning_feddua.host.federation import Federation
+
+# What a loop may be asked for besides an engine: whichever a trial shows to be the fastest.
+AUTO = "auto"
 
 
 @dataclass(frozen=True)
@@ -79,13 +88,6 @@ class Client:
     lane: int = 0
 
 
-def positions_of(client: Client, state: GlobalState) -> Iterator[tuple[int, np.ndarray]]:
-    """The samples of a client's minibatches, each with the number of the pass over the data that it belongs to."""
-    rng = generator(state.seed, state.round, client.index, Purpose.MINIBATCHES)
-    work = state.work
-    return minibatches(len(client.data), work.batch_size, rng, steps=work.steps, epochs=work.epochs)
-
-
 @dataclass(frozen=True)
 class ClientEvents:
     """Whom to tell of each client. At ``start`` the module holds global weights, at ``end`` the client's own.
@@ -99,15 +101,114 @@ class ClientEvents:
     end: Callable[[Client], None] | None = None
 
 
-# Called with "start" before and "end" after a client's local steps.
-Notify = Callable[[str, Client], None]
+class Engine(ABC):
+    """Runs the local steps of a rank's clients.
+
+    A subclass has a ``name`` and implements :meth:`run`. ``FederatedLoop(engine=...)`` takes the class itself, its
+    import path such as ``"my_module.MyEngine"``, or its name once it is registered with :func:`register_engine`. A run
+    is resumed only by an engine of the same name, so engines that round differently need different names.
+
+    Args:
+        federation: the module and its clients, with optimizers.
+        algorithm: what clients do.
+        states: what they keep between rounds.
+        compile: whether to compile the local steps, if the engine can.
+
+    Example:
+        An engine that prints each client before it trains them as usual:
+
+        >>> from lightning_feddua.engines import SequentialEngine
+        >>> class Printing(SequentialEngine):
+        ...     def run(self, clients, state, events):
+        ...         print(*[client.name for client in clients])
+        ...         yield from super().run(clients, state, events)
+    """
+
+    name: ClassVar[str]
+    # Whether clients are trained one after another, so that their updates can be added in a fixed order, lane by lane.
+    in_lanes: ClassVar[bool] = True
+
+    def __init__(
+        self, federation: Federation, algorithm: LocalTraining, states: ClientStates, compile: bool = False
+    ) -> None:
+        self.federation = federation
+        self.algorithm = algorithm
+        self.states = states
+
+    @classmethod
+    def obstacle(cls, federation: Federation, algorithm: LocalTraining) -> str | None:
+        """Why the engine cannot run this module, as the end of a sentence; None if nothing is known.
+
+        Args:
+            federation: the module and its clients, with optimizers.
+            algorithm: what clients do.
+        """
+        return None
+
+    @abstractmethod
+    def run(
+        self, clients: list[Client], state: GlobalState, events: ClientEvents
+    ) -> Iterator[ClientUpdate | ClientError]:
+        """Train clients from the same global state.
+
+        Args:
+            clients: this rank's part of the cohort.
+            state: what they start from.
+            events: whom to tell of each client.
+
+        Yields:
+            The clients' updates one by one, in any order; an error for a client that fails.
+        """
 
 
-class Engine(Protocol):
-    """Runs the local steps of a rank's clients."""
+_ENGINES: dict[str, type[Engine]] = {}
+AnyEngine = TypeVar("AnyEngine", bound=type[Engine])
 
-    name: str
 
-    def run(self, clients: list[Client], state: GlobalState, notify: Notify) -> Iterator[ClientUpdate | ClientError]:
-        """Train clients from the same global state, and give their updates one by one; an error for one that fails."""
-        ...
+def register_engine(engine: AnyEngine) -> AnyEngine:
+    """Make an engine available under its name; a class decorator."""
+    name = _checked(engine, engine).name
+    known = _ENGINES.get(name)
+    # A cell of a notebook that runs twice defines the same class twice.
+    if name == AUTO or (known is not None and known.__qualname__ != engine.__qualname__):
+        raise ConfigurationError(f"The name `{name}` of `{engine.__qualname__}` is taken.", "Choose another name.")
+    _ENGINES[name] = engine
+    return engine
+
+
+def find_engine(engine: str | type[Engine]) -> type[Engine]:
+    """The class of an engine.
+
+    Args:
+        engine: the name of a registered engine, an import path such as ``"my_module.MyEngine"``, or the class itself.
+    """
+    if isinstance(engine, str):
+        return _ENGINES[engine] if engine in _ENGINES else _checked(_imported(engine), engine)
+    return _checked(engine, engine)
+
+
+def _imported(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        known = choices([AUTO, *_ENGINES])
+        reason = f": {error}" if module else ""
+        raise ConfigurationError(
+            f"There is no engine `{path}`{reason}.",
+            f"Choose one of {known}, or give an `Engine` class or its import path.",
+        ) from error
+
+
+def _checked(found: Any, asked: Any) -> type[Engine]:
+    """One clear error for what is not an engine that can be used."""
+    if not (isinstance(found, type) and issubclass(found, Engine)):
+        raise ConfigurationError(
+            f"The engine `{asked}` is not a subclass of `Engine`.",
+            f"Choose one of {choices([AUTO, *_ENGINES])}, or give an `Engine` class or its import path.",
+        )
+    if inspect.isabstract(found) or not isinstance(getattr(found, "name", None), str):
+        raise ConfigurationError(
+            f"The engine `{found.__qualname__}` has no `name`, or no method `run`.", "Define both in the class."
+        )
+    return found

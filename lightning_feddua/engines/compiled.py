@@ -1,47 +1,36 @@
-"""All local steps of a stack of clients as one compiled function."""
+"""Compiled local steps of stacks of clients, checked against the eager ones before they are used."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
-from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_map_only, tree_unflatten
 
+from lightning_feddua.agreement import UPDATE_TOLERANCE, relative_difference, short_reason, warn_not_compiled
 from lightning_feddua.clients.local_training import LocalRound, LocalTraining
+from lightning_feddua.data.client_data import ReusableBatch
 from lightning_feddua.engines.stack import ClientStack
 from lightning_feddua.engines.stacked_steps import StackedSteps
+from lightning_feddua.engines.traced_steps import CompiledFunction, StepInputs, TracedSteps
 from lightning_feddua.host.federation import Federation
 from lightning_feddua.randomness import random_state, set_random_state
 
-# Relative difference of compiled and eager updates that counts as the same result. In float32 a flipped ReLU alone
-# makes 1 % of a deep network's update; a wrong gradient makes 100 %.
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 0.05, torch.bfloat16: 0.1}
-# Each shape of a stack is compiled on its own, which takes from seconds to minutes.
-_MAX_SHAPES = 4
-
-
-@dataclass
-class _Compiled:
-    """A compiled function of flat inputs, and how to read its flat outputs."""
-
-    function: Callable[..., Any]
-    spec: Any
+# How many functions are compiled at most, which takes from seconds to minutes each.
+_MAX_FUNCTIONS = 4
 
 
 class CompiledSteps:
-    """Traces what :class:`StackedSteps` does, from the first local step to the last, and compiles the trace.
+    """Runs local steps compiled where it can, and eagerly elsewhere.
 
-    The trace is of tensor operations alone, so that the module's own training step, its optimizer and the client
-    algorithm need not be known to the compiler. Learning rates, minibatches and everything that the algorithm keeps are
-    inputs. For each new shape the compiled function is compared with the eager one on the real minibatches before it is
-    trusted; where something cannot be compiled, or differs, clients are trained eagerly from then on, and one warning
-    says why.
+    Each shape of a stack has a compiled function of its own. Learning rates, minibatches and everything that the
+    algorithm keeps in ``vectors`` and ``numbers`` are inputs of it; other attributes that the steps read are constants,
+    and it is used only while they have the same values. A new function is compared with the eager steps on the real
+    minibatches before it is trusted. Where something cannot be compiled, or differs, clients are trained eagerly from
+    then on, and one warning says why.
 
     Args:
         federation: the module and its clients.
@@ -58,27 +47,19 @@ class CompiledSteps:
         attach: Callable[[ClientStack], None],
     ) -> None:
         self._federation = federation
-        self._algorithm = algorithm
         self._steps = steps
+        self._traced = TracedSteps(federation, algorithm, steps, attach)
         self._attach = attach
-        self._compiled: dict[Any, _Compiled | None] = {}
-        self._given_up = self._obstacle()
-        if self._given_up is not None:
-            self._warn(self._given_up)
+        # By the shapes of the inputs and everything else that is known before a trace.
+        self._functions: dict[Any, list[CompiledFunction]] = {}
+        self._enough = False
+        self._given_up = False
+        if (obstacle := self._traced.obstacle()) is not None:
+            self._give_up(obstacle)
 
-    def _obstacle(self) -> str | None:
-        if self._federation.optimizers.schedulers:
-            return "a scheduler changes learning rates between local steps"
-        if self._algorithm.numbers:
-            return f"`{type(self._algorithm).__name__}` keeps numbers that change between rounds"
-        attributes = {name: value for name, value in vars(self._algorithm).items() if name != "vectors"}
-        if any(isinstance(leaf, Tensor) for leaf in tree_leaves(attributes)):
-            return f"`{type(self._algorithm).__name__}` keeps tensors outside its `vectors`"
-        return None
-
-    @staticmethod
-    def _warn(reason: str) -> None:
-        rank_zero_warn(f"The local steps are not compiled: {reason}. Clients are trained eagerly.")
+    def _give_up(self, reason: str) -> None:
+        warn_not_compiled("Local training", reason)
+        self._given_up = True
 
     def run(
         self,
@@ -99,197 +80,102 @@ class CompiledSteps:
             same_size: whether all clients are at the same place in their data.
             lr_factor: multiplies the module's learning rates.
         """
-        if self._given_up is not None:
+        if self._given_up:
             return self._steps.run(stack, batches, local, clip, same_size)
         kept = list(batches)
-        epochs = [epoch for epoch, _ in kept] if same_size else len(kept)
-        inputs = _Inputs(
-            stack.matrix,
-            stack.buffers,
-            [batch for _, batch in kept],
-            torch.tensor(lr_factor, dtype=torch.float64, device=stack.matrix.device),
-            local.anchor,
-            local.state,
-            local.scratch,
-            local.full_gradient,
-            self._algorithm.vectors,
-        )
-        leaves, spec = tree_flatten(vars(inputs))
+        epochs = [epoch for epoch, _ in kept]
+        inputs = self._traced.inputs(stack, [batch for _, batch in kept], local, lr_factor)
+        leaves, spec = inputs.flatten()
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        # What is not a tensor becomes a constant of the trace.
-        constants = [repr(leaf) for leaf in leaves if not isinstance(leaf, Tensor)]
-        constants += [f"{k}={v}" for k, v in vars(self._algorithm).items() if isinstance(v, bool | int | float | str)]
         shapes = tuple((tuple(t.shape), t.dtype, t.stride()) for t in tensors)
-        key = (str(epochs), str(clip), shapes, str(spec), tuple(constants))
-        if key in self._compiled:
-            compiled = self._compiled[key]
-            if compiled is None:
-                return self._steps.run(stack, iter(kept), local, clip, same_size)
-            return self._call(compiled, tensors, stack, local, len(kept))
-        return self._try(key, inputs, leaves, spec, [epoch for epoch, _ in kept], stack, local, clip, same_size)
+        # What is not a tensor becomes a constant of the trace.
+        constants = tuple(repr(leaf) for leaf in leaves if not isinstance(leaf, Tensor))
+        key = (str(epochs if same_size else len(epochs)), str(clip), shapes, str(spec), constants)
+        known = self._functions.setdefault(key, [])
+        changed: str | None = None
+        for function in known:
+            changed = function.reads.changed()
+            if changed is None:
+                return function(tensors, stack, local, len(kept))
+        if sum(map(len, self._functions.values())) >= _MAX_FUNCTIONS:
+            self._warn_of_others(changed)
+            return self._steps.run(stack, iter(kept), local, clip, same_size)
+        return self._try(known, inputs, epochs, stack, local, clip, same_size)
+
+    def _warn_of_others(self, changed: str | None) -> None:
+        """Say once what keeps bringing up steps that are not compiled yet."""
+        if self._enough:
+            return
+        self._enough = True
+        if changed is None:
+            reason = (
+                f"{_MAX_FUNCTIONS} shapes of stacks are compiled, and others appear. Clients of at least `batch_size`"
+                " samples have the same shape"
+            )
+        else:
+            reason = (
+                f"`{changed}` changes between rounds, and steps are compiled for one value. An algorithm keeps a number"
+                " that changes in `self.numbers`"
+            )
+        warn_not_compiled("The local training of some clients", reason)
 
     def _try(
         self,
-        key: Any,
-        inputs: _Inputs,
-        leaves: list[Any],
-        spec: Any,
+        known: list[CompiledFunction],
+        inputs: StepInputs,
         epochs: list[int],
         stack: ClientStack,
         local: LocalRound,
         clip: float | None,
         same_size: bool,
     ) -> dict[str, Tensor]:
-        """Compile for a new shape, and compare with the eager steps, whose result counts."""
-        if len(self._compiled) >= _MAX_SHAPES:
-            if len(self._compiled) == _MAX_SHAPES:
-                rank_zero_warn(
-                    f"The local steps of {_MAX_SHAPES} stacks of different shapes are compiled, and others appear."
-                    " Those are trained eagerly; clients of at least `batch_size` samples have the same shape."
-                )
-            self._compiled[key] = None
-            return self._steps.run(stack, zip(epochs, inputs.batches, strict=True), local, clip, same_size)
+        """Compile a new function, and compare it with the eager steps, whose result counts."""
         device = self._federation.fabric.device
-        before = random_state(device)
-        start = stack.matrix.clone()
-        trial = replace(local, state={k: v.clone() for k, v in local.state.items()}, scratch=dict(local.scratch))
-        trial_stack = ClientStack(self._federation, start.clone())
-        trial_stack.buffers = dict(stack.buffers)
-        found: dict[str, Tensor] | None = None
-        try:
-            compiled = self._compile(leaves, spec, epochs, clip, same_size)
-            set_random_state(device, before)
-            trial_inputs = replace(inputs, matrix=trial_stack.matrix, state=trial.state, scratch=trial.scratch)
-            tensors = [leaf for leaf in tree_leaves(vars(trial_inputs)) if isinstance(leaf, Tensor)]
-            found = self._call(compiled, tensors, trial_stack, trial, len(epochs))
-        except Exception as error:
-            reason = " ".join(str(error).split())[:200].rstrip(".")
-            self._given_up = f"{type(error).__name__}: {reason}"
+        before, start = random_state(device), stack.matrix.clone()
+        function: CompiledFunction | None = None
+        reason = self._traced.obstacle()
+        if reason is None:
+            try:
+                function = self._traced.compile(inputs, epochs, clip, same_size)
+                set_random_state(device, before)
+                matrix, metrics = self._call_on_copies(function, inputs, local, len(epochs))
+            except Exception as error:
+                reason = f"{type(error).__name__}: {short_reason(error)}"
         self._attach(stack)
         set_random_state(device, before)
-        expected = self._steps.run(stack, zip(epochs, inputs.batches, strict=True), local, clip, same_size)
-        if found is not None:
-            difference = _difference(stack.matrix - start, trial_stack.matrix - start)
-            if difference <= TOLERANCE[start.dtype] and found.keys() == expected.keys():
-                self._compiled[key] = compiled
+        # Copies of their own for each step, in case a step writes to them.
+        batches = [ReusableBatch(tree_map_only(Tensor, Tensor.clone, batch)) for batch in inputs.batches]
+        pairs = ((epoch, reusable.batch) for epoch, reusable in zip(epochs, batches, strict=True))
+        expected = self._steps.run(stack, pairs, local, clip, same_size)
+        if reason is None and not all(batch.untouched for batch in batches):
+            reason = "the training step writes to its batch"
+        if reason is None:
+            difference = relative_difference([stack.matrix - start], [matrix - start])
+            if difference <= UPDATE_TOLERANCE[start.dtype] and metrics.keys() == expected.keys():
+                assert function is not None
+                known.append(function)
                 return expected
-            self._given_up = f"the compiled updates differ from the eager ones by {difference:.1e}"
+            reason = f"the compiled updates differ from the eager ones by {difference:.1e}"
             if not all(map(torch.equal, before, random_state(device))):
-                self._given_up = "they draw random numbers, which a compiled function draws otherwise"
-        self._warn(str(self._given_up))
+                reason = "the steps draw random numbers, which a compiled function draws otherwise"
+        self._give_up(reason)
         return expected
 
-    def _compile(
-        self, leaves: list[Any], spec: Any, epochs: list[int], clip: float | None, same_size: bool
-    ) -> _Compiled:
-        is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
-        outputs_spec: list[Any] = []
-
-        def function(*tensors: Tensor) -> list[Tensor]:
-            given = iter(tensors)
-            filled = [next(given) if is_one else leaf for is_one, leaf in zip(is_tensor, leaves, strict=True)]
-            outputs = self._trace(_Inputs(**tree_unflatten(filled, spec)), epochs, clip, same_size)
-            flat, output_spec = tree_flatten(outputs)
-            outputs_spec.append(output_spec)
-            return flat
-
-        # Only here: without a compiler, the import of this package costs little more than Lightning's.
-        import torch._inductor
-        from torch._guards import TracingContext, tracing
-        from torch._subclasses import FakeTensorMode
-        from torch.fx.experimental.proxy_tensor import make_fx
-        from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-        examples = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        # With an environment for shapes, although none varies: without one the compiler does not use its cache on disk.
-        mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-        with self._untouched(), _quiet():
-            graph = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*examples)
-            with tracing(TracingContext(mode)):
-                # Random numbers as the eager steps draw them.
-                fakes: list[Any] = [mode.from_tensor(example, static_shapes=True) for example in examples]
-                # The number of threads is a part of what is compiled, and so of its name in the cache.
-                options = {"fallback_random": True, "cpp.threads": torch.get_num_threads()}
-                compiled = torch._inductor.compile(graph, fakes, options=options)
-        return _Compiled(compiled, outputs_spec[-1])
-
-    def _trace(self, inputs: _Inputs, epochs: list[int], clip: float | None, same_size: bool) -> dict[str, Any]:
-        """The local steps on whatever tensors are given; the stack's matrix is changed in place."""
-        optimizers = self._federation.optimizers
-        optimizers.reset()
-        stack = ClientStack(self._federation, inputs.matrix)
-        stack.buffers = inputs.buffers
-        self._attach(stack)
-        for group in optimizers.optimizers[0].param_groups:
-            # The implementations that take a tensor as learning rate, and keep their counts in tensors.
-            group.update(lr=group["lr"] * inputs.lr_factor.to(inputs.matrix.dtype), foreach=True)
-            group.update({key: value for key, value in (("fused", None), ("capturable", True)) if key in group})
-        local = LocalRound(
-            inputs.anchor,
-            optimizers.optimizers[0].param_groups[0]["lr"],
-            state=inputs.state,
-            scratch=dict(inputs.scratch),
-            full_gradient=inputs.full_gradient,
-        )
-        self._algorithm.vectors = inputs.vectors
-        metrics = self._steps.run(stack, zip(epochs, inputs.batches, strict=True), local, clip, same_size)
-        return {"metrics": metrics, "buffers": stack.buffers, "scratch": local.scratch}
-
-    def _call(
-        self, compiled: _Compiled, tensors: list[Tensor], stack: ClientStack, local: LocalRound, steps: int
-    ) -> dict[str, Tensor]:
-        outputs = tree_unflatten(list(compiled.function(*tensors)), compiled.spec)
-        stack.buffers = outputs["buffers"]
-        local.scratch.update(outputs["scratch"])
-        local.step = steps
-        return outputs["metrics"]
-
-    @contextmanager
-    def _untouched(self) -> Iterator[None]:
-        """Give back what tracing puts tensors without values into."""
-        vectors = self._algorithm.vectors
-        groups = [dict(group) for group in self._federation.optimizers.optimizers[0].param_groups]
-        view = self._federation.view
-        step = view.global_step
-        with ExitStack() as stack:
-            stack.enter_context(torch.compiler._compile_session_context())
-            try:
-                yield
-            finally:
-                self._algorithm.vectors = vectors
-                view.global_step = step
-                optimizer = self._federation.optimizers.optimizers[0]
-                optimizer.state.clear()
-                for group, before in zip(optimizer.param_groups, groups, strict=True):
-                    group.update(before)
+    def _call_on_copies(
+        self, function: CompiledFunction, inputs: StepInputs, local: LocalRound, steps: int
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The clients' weights after compiled steps, and what they logged; nothing else is changed."""
+        leaves, spec = inputs.flatten()
+        leaves = [_copy(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        copies = StepInputs(**tree_unflatten(leaves, spec))
+        stack = ClientStack(self._federation, copies.matrix)
+        own = replace(local, state=copies.state, scratch=copies.scratch, scalars=dict(copies.scalars))
+        metrics = function([leaf for leaf in leaves if isinstance(leaf, Tensor)], stack, own, steps)
+        return copies.matrix, metrics
 
 
-@dataclass
-class _Inputs:
-    """Everything that local steps depend on and that changes between rounds."""
-
-    matrix: Tensor
-    buffers: dict[str, Tensor]
-    batches: list[Any]
-    lr_factor: Tensor
-    anchor: Tensor
-    state: dict[str, Tensor]
-    scratch: dict[str, Tensor]
-    full_gradient: Tensor | None
-    vectors: dict[str, Tensor]
-
-
-def _difference(expected: Tensor, found: Tensor) -> float:
-    return ((expected - found).norm() / expected.norm().clamp_min(1e-30)).item()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """The compiler reports on its own progress, which is of no use to the user."""
-    logger = logging.getLogger("torch._inductor")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
+def _copy(tensor: Tensor) -> Tensor:
+    """A copy with the same strides, which a compiled function relies on; an expanded tensor cannot be written to."""
+    if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        return tensor
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)

@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import torch
 from torch import Tensor
 
 from lightning_feddua.aggregation.client_states import ClientStates
 from lightning_feddua.clients.local_training import LocalRound, LocalTraining
 from lightning_feddua.engines.base import Client, GlobalState
+from lightning_feddua.errors import ConfigurationError
 from lightning_feddua.host.extra_gradients import ExtraGradients
 from lightning_feddua.host.federation import Federation
+from lightning_feddua.vectors import scalar_dtype
+
+
+class AlgorithmResults(NamedTuple):
+    """What the algorithm gives besides the update; of a stack of clients, a row each.
+
+    Args:
+        extra_vectors: vectors that are sent along.
+        kept: vectors that a client keeps for its next round; None without any.
+        scalars: numbers that are sent along.
+    """
+
+    extra_vectors: dict[str, Tensor]
+    kept: Tensor | None
+    scalars: dict[str, Tensor]
 
 
 class LocalRounds:
-    """Starts and finishes the algorithm's part of the round of one client, or of a stack of them.
+    """Runs the algorithm's part of the round of one client, or of a stack of them.
 
     Args:
         federation: the module and its clients.
@@ -50,9 +69,51 @@ class LocalRounds:
         self._algorithm.start(local)
         return local
 
-    def finish(self, deltas: Tensor, local: LocalRound) -> tuple[dict[str, Tensor], Tensor | None]:
-        """What clients send along, and what they keep; of a stack, a row each. Deltas may be changed in place."""
+    def correct(self, gradient: Tensor, weights: Tensor, local: LocalRound) -> None:
+        """Let the algorithm change gradients."""
+        self._change_in_place(self._algorithm.correct, gradient, weights, local)
+
+    def project(self, weights: Tensor, local: LocalRound) -> None:
+        """Let the algorithm change weights."""
+        self._change_in_place(self._algorithm.project, weights, local)
+
+    def _change_in_place(self, method: Callable[..., Any], changed: Tensor, *args: Any) -> None:
+        returned = method(changed, *args)
+        if returned is not None and returned is not changed:
+            name = f"{type(self._algorithm).__name__}.{method.__name__}"
+            raise ConfigurationError(
+                f"`{name}` returned a `{type(returned).__name__}`, which would be lost.",
+                "It must change its first argument in place, as `gradient.add_(...)` does, and return None.",
+            )
+
+    def finish(self, deltas: Tensor, local: LocalRound) -> AlgorithmResults:
+        """End the round of a client, or of a stack. Deltas may be changed in place."""
         extra = self._algorithm.finish(deltas, local)
-        if not self._states.names:
-            return extra, None
-        return extra, torch.stack([local.state[name] for name in self._states.names], dim=-2)
+        kept = [local.state[name] for name in self._states.names]
+        scalars = self._scalars(deltas, local) if self._algorithm.client_scalars or local.scalars else {}
+        return AlgorithmResults(extra, torch.stack(kept, dim=-2) if kept else None, scalars)
+
+    def _scalars(self, deltas: Tensor, local: LocalRound) -> dict[str, Tensor]:
+        """The numbers that the algorithm sends: exactly those that it names, one for each client."""
+        algorithm, names = type(self._algorithm).__name__, self._algorithm.client_scalars
+        shape, scalars = deltas.shape[:-1], {}
+        for name in names:
+            if name not in local.scalars:
+                raise ConfigurationError(
+                    f"`{algorithm}` names `{name}` in `client_scalars` but does not set `local.scalars[{name!r}]`.",
+                    "Set it in `finish` at the latest, or remove the name.",
+                )
+            value = local.scalars[name]
+            value = torch.as_tensor(value, dtype=scalar_dtype(deltas.device), device=deltas.device).detach()
+            if value.numel() not in (1, shape.numel()):
+                raise ConfigurationError(
+                    f"`{algorithm}` sets `local.scalars[{name!r}]` to a tensor of shape {tuple(value.shape)}.",
+                    "Set one number for each client: reduce over the last axis, as `delta.norm(dim=-1)` does.",
+                )
+            scalars[name] = value.reshape(()).expand(shape) if value.numel() == 1 else value.reshape(shape)
+        for name in local.scalars.keys() - set(names):
+            raise ConfigurationError(
+                f"`{algorithm}` sets `local.scalars[{name!r}]`, which `client_scalars` does not name.",
+                f"Add `{name}` to the tuple `client_scalars` of the class.",
+            )
+        return scalars

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
@@ -16,11 +14,10 @@ from torchmetrics import Metric
 from lightning_feddua.aggregation.client_states import ClientStates
 from lightning_feddua.aggregation.update import ClientUpdate
 from lightning_feddua.clients.local_training import LocalTraining
-from lightning_feddua.data.client_data import ReusableBatch
-from lightning_feddua.data.prefetch import BatchRequest, Prefetcher
-from lightning_feddua.engines.base import Client, GlobalState, Notify, positions_of
+from lightning_feddua.engines.base import Client, ClientEvents, Engine, GlobalState, register_engine
 from lightning_feddua.engines.local_rounds import LocalRounds
-from lightning_feddua.errors import ClientError
+from lightning_feddua.engines.minibatches import Minibatches
+from lightning_feddua.errors import ClientError, ConfigurationError
 from lightning_feddua.host.extra_gradients import ExtraGradients
 from lightning_feddua.host.federation import Federation
 from lightning_feddua.host.log_capture import LogCapture, compute_alone, local_metrics
@@ -28,94 +25,91 @@ from lightning_feddua.host.training_step import TRAINING_HOOKS, batch_outputs, l
 from lightning_feddua.randomness import Purpose, random_state, seed_generators, set_random_state
 
 
-class SequentialEngine:
+@register_engine
+class SequentialEngine(Engine):
     """Runs local steps as Trainer would: same hooks, same order, same arithmetic.
 
     Args:
-        federation: the module and its clients.
+        federation: the module and its clients, with optimizers.
         algorithm: what clients do.
-        states: what they keep.
+        states: what they keep between rounds.
+        compile: has no effect here.
     """
 
     name = "sequential"
 
-    def __init__(self, federation: Federation, algorithm: LocalTraining, states: ClientStates) -> None:
-        fabric, module, view = federation.fabric, federation.module, federation.view
-        self._federation = federation
+    def __init__(
+        self, federation: Federation, algorithm: LocalTraining, states: ClientStates, compile: bool = False
+    ) -> None:
+        super().__init__(federation, algorithm, states, compile)
+        fabric, module = federation.fabric, federation.module
         self._module = module
-        self._view = view
-        self._transfer = federation.transfer
-        self._algorithm = algorithm
+        self._view = federation.view
+        self._optimizers = federation.optimizers
         self._rounds = LocalRounds(federation, algorithm, states)
+        self._minibatches = Minibatches(federation)
         self._gradients = ExtraGradients(federation)
-        vector = federation.parameters.vector
-        self._flat_gradient = torch.empty_like(vector) if algorithm.corrects else None
-        self._prefetcher: Prefetcher | None = None
+        self._flat_gradient = torch.empty_like(federation.parameters.vector) if algorithm.corrects else None
         self._capture = LogCapture(fabric.device)
         self._losses: list[Tensor] = []
         self._precision = fabric.strategy.precision
         self._scaler = getattr(self._precision, "scaler", None)
         self._initial_scaler = None if self._scaler is None else self._scaler.state_dict()
         self._takes_batch_idx = takes_batch_idx(module)
-        view.strategy.optimizer_step = self._optimizer_step
-        self._optimizers = federation.optimizers
         self._overridden = {name for name in TRAINING_HOOKS if is_overridden(name, module)}
 
-    def run(self, clients: list[Client], state: GlobalState, notify: Notify) -> Iterator[ClientUpdate | ClientError]:
+    def run(
+        self, clients: list[Client], state: GlobalState, events: ClientEvents
+    ) -> Iterator[ClientUpdate | ClientError]:
         """Train clients one after another. An update's memory is the module's own, and is used again by the next."""
-        federation = self._federation
-        self._start_prefetching(clients, state)
+        self._view.strategy.optimizer_step = self._optimizer_step
+        self._minibatches.start_round(clients, state)
         for client in clients:
-            notify("start", client)
+            if events.start is not None:
+                self.federation.restore(state.weights)
+                events.start(client)
             self._stage = "local training"
-            # Minibatches of this client that worker processes have prepared, or will.
-            self._ahead = 0 if self._prefetched is None else state.work.batches(len(client.data))
+            self._minibatches.start_client(client, state)
             try:
-                full_gradients = self._rounds.full_gradients([client], state)
-                federation.restore(state.weights)
-                self._optimizers.reset(state.lr_factor)
-                self._local = self._rounds.start([client], state, full_gradients, stacked=False)
-                seed_generators(state.seed, state.round, client.index, Purpose.LOCAL_STEPS, federation.fabric.device)
+                self._load(client, state)
                 metrics = self._train(client, state)
+            except ConfigurationError:
+                # Not the fault of this client: no other would fare better.
+                raise
             except Exception as exception:
                 self._clean_up()
                 yield ClientError(client.name, state.round, self._stage, exception)
                 continue
-            notify("end", client)
-            delta = federation.parameters.take_delta(state.weights)
-            floats = federation.buffers.floats(state.weights.dtype)
-            extra, kept = self._rounds.finish(delta, self._local)
-            yield ClientUpdate(client, delta, metrics, floats, federation.buffers.integers(), extra, kept)
-            federation.parameters.drop_gradients()
+            if events.end is not None:
+                events.end(client)
+            yield self._update(client, state, metrics)
+            self.federation.parameters.drop_gradients()
+
+    def _load(self, client: Client, state: GlobalState) -> None:
+        """Bring module, optimizers, algorithm and random numbers to where a client starts from."""
+        full_gradients = self._rounds.full_gradients([client], state)
+        self.federation.restore(state.weights)
+        self._optimizers.reset(state.lr_factor)
+        self._local = self._rounds.start([client], state, full_gradients, stacked=False)
+        device = self.federation.fabric.device
+        seed_generators(state.seed, state.round, client.index, Purpose.LOCAL_STEPS, device)
+
+    def _update(self, client: Client, state: GlobalState, metrics: dict[str, Tensor]) -> ClientUpdate:
+        """What a client that has been trained sends; its weights in the module are spent."""
+        buffers = self.federation.buffers
+        delta = self.federation.parameters.take_delta(state.weights)
+        floats = buffers.floats(state.weights.dtype)
+        results = self._rounds.finish(delta, self._local)
+        return ClientUpdate(client, delta, metrics, floats, buffers.integers(), **results._asdict())
 
     def _clean_up(self) -> None:
         """Leave nothing of a client that has failed to the next."""
         self._view.stop_client()
-        self._federation.parameters.drop_gradients()
-        if self._prefetched is not None:
-            for _ in range(self._ahead):
-                # Those that cannot be read either.
-                with suppress(Exception):
-                    next(self._prefetched)
+        self.federation.parameters.drop_gradients()
+        self._minibatches.skip_client()
         for metric in self._module.modules():
             if isinstance(metric, Metric):
                 metric.reset()
-
-    def _start_prefetching(self, clients: list[Client], state: GlobalState) -> None:
-        """Let worker processes, if there are any, begin with the minibatches of this round."""
-        self._prefetched: Iterator[tuple[BatchRequest, Any]] | None = None
-        workers = self._federation.datamodule.num_workers
-        if workers == 0 or all(client.data.in_memory for client in clients):
-            return
-        if self._prefetcher is None:
-            self._prefetcher = Prefetcher(self._federation.client_data, workers)
-        self._prefetched = self._prefetcher.start(
-            [
-                BatchRequest(state.seed, state.round, client.index, step, epoch, positions)
-                for client in clients
-                for step, (epoch, positions) in enumerate(positions_of(client, state))
-            ]
-        )
 
     def _train(self, client: Client, state: GlobalState) -> dict[str, Tensor]:
         """Train one client, from the weights in the module and leaving its own there; return what it logged."""
@@ -131,7 +125,7 @@ class SequentialEngine:
         with capture.attached(self._module), local_metrics(self._module):
             self._hook("on_train_start")
             epoch, batch_idx, skipping = -1, 0, False
-            for new_epoch, batch in self._read(self._batches(client, state)):
+            for new_epoch, batch in self._read(self._minibatches.of_client(client, state)):
                 if new_epoch != epoch:
                     if epoch >= 0:
                         self._end_epoch()
@@ -146,28 +140,8 @@ class SequentialEngine:
             view.stop_client()
             return self._results()
 
-    def _batches(self, client: Client, state: GlobalState) -> Iterator[tuple[int, Any]]:
-        """Minibatches on the device, each with the number of the pass over the data that it belongs to."""
-        data, work = client.data, state.work
-        if self._prefetched is not None:
-            while self._ahead:
-                self._ahead -= 1
-                request, batch = next(self._prefetched)
-                yield request.epoch, self._transfer(batch)
-            return
-        if len(data) > work.batch_size or not data.in_memory or self._transfer.has_hooks:
-            for epoch, positions in positions_of(client, state):
-                yield epoch, self._transfer(data.batch(positions))
-            return
-        # The same samples in each step: they are copied once, unless a step writes to them.
-        whole: ReusableBatch | None = None
-        for epoch in range(work.batches(len(data))):
-            if whole is None or not whole.untouched:
-                whole = ReusableBatch(self._transfer(data.batch(np.arange(len(data)))))
-            yield epoch, list(whole.batch)
-
     def _read(self, batches: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
-        """Pass batches on, and know where an exception comes from."""
+        """Pass batches on, and note where an exception comes from."""
         while True:
             self._stage = "the reading of its data"
             drawn = next(batches, None)
@@ -206,8 +180,8 @@ class SequentialEngine:
         return 0
 
     def _training_step(self, batch: Any, batch_idx: int) -> Any:
-        if self._algorithm.needs_anchor_gradient:
-            self._random_state = random_state(self._federation.fabric.device)
+        if self.algorithm.needs_anchor_gradient:
+            self._random_state = random_state(self.federation.fabric.device)
         with self._precision.forward_context():
             if self._takes_batch_idx:
                 output = self._module.training_step(batch, batch_idx)
@@ -254,7 +228,7 @@ class SequentialEngine:
                 self._scaler.step(optimizer, **kwargs)
                 self._scaler.update()
         if self._module.automatic_optimization:
-            self._algorithm.project(self._federation.parameters.vector, self._local)
+            self._rounds.project(self.federation.parameters.vector, self._local)
         self._local.step += 1
         self._view.global_step += 1
         return result
@@ -263,19 +237,19 @@ class SequentialEngine:
         """Let the algorithm change the gradient, as one vector; the parameters' gradients become windows on it."""
         if self._flat_gradient is None:
             return
-        flat, parameters = self._federation.parameters, self._federation.parameters.tensors
-        if self._algorithm.needs_anchor_gradient:
+        flat, parameters = self.federation.parameters, self.federation.parameters.tensors
+        if self.algorithm.needs_anchor_gradient:
             self._local.anchor_gradient = self._anchor_gradient()
         self._flat_gradient.zero_()
         windows = flat.gather([parameter.grad for parameter in parameters], self._flat_gradient)
-        self._algorithm.correct(self._flat_gradient, flat.vector, self._local)
+        self._rounds.correct(self._flat_gradient, flat.vector, self._local)
         for parameter, window in zip(parameters, windows, strict=True):
             if parameter.grad is not None:
                 parameter.grad = window
 
     def _anchor_gradient(self) -> Tensor:
         """The gradient of the present minibatch at the global weights, with the same random numbers."""
-        vector, device = self._federation.parameters.vector, self._federation.fabric.device
+        vector, device = self.federation.parameters.vector, self.federation.fabric.device
         weights, after = vector.clone(), random_state(device)
         vector.copy_(self._local.anchor)
         set_random_state(device, self._random_state)

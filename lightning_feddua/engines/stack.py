@@ -1,3 +1,5 @@
+"""Several clients' parameters and buffers as one."""
+
 from __future__ import annotations
 
 import torch
@@ -38,6 +40,18 @@ class ClientStack:
         }
         for parameter in self.parameters.values():
             parameter.grad = None
+
+    def show(self, client: int) -> None:
+        """Put one client's parameters and buffers into the module.
+
+        Args:
+            client: its place in the stack.
+        """
+        module = self._federation.module
+        self._federation.parameters.vector.copy_(self.matrix[client])
+        with torch.no_grad():
+            for name, buffer in module.named_buffers():
+                buffer.copy_(self.buffers[f"module.{name}"][client])
 
     def at(self, weights: Tensor) -> dict[str, Tensor]:
         """All clients' parameters at the same weights, to differentiate."""

@@ -11,6 +11,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.utils._pytree import tree_map
 
 from lightning_feddua.clients.local_training import LocalRound, LocalTraining
+from lightning_feddua.engines.local_rounds import LocalRounds
 from lightning_feddua.engines.stack import ClientStack
 from lightning_feddua.host.federation import Federation
 from lightning_feddua.host.log_capture import LogCapture
@@ -24,11 +25,13 @@ class StackedSteps:
     Args:
         federation: the module and its clients.
         algorithm: what clients do.
+        rounds: the algorithm's part of the steps.
     """
 
-    def __init__(self, federation: Federation, algorithm: LocalTraining) -> None:
+    def __init__(self, federation: Federation, algorithm: LocalTraining, rounds: LocalRounds) -> None:
         self._federation = federation
         self._algorithm = algorithm
+        self._rounds = rounds
         self._module = federation.module
         self._optimizer = federation.optimizers.optimizers[0]
         self._step_module = TrainingStep(self._module)
@@ -97,9 +100,9 @@ class StackedSteps:
         if clip is not None:
             stack.clip_gradients(clip)
         if self._algorithm.corrects:
-            self._algorithm.correct(stack.flat_gradients(), stack.matrix, local)
+            self._rounds.correct(stack.flat_gradients(), stack.matrix, local)
         self._optimizer.step()
-        self._algorithm.project(stack.matrix, local)
+        self._rounds.project(stack.matrix, local)
         local.step += 1
         if "loss" not in logs:
             logged.accumulate("loss", losses, 1.0)

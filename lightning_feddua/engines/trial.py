@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,74 +9,106 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch import Tensor
 
 from lightning_feddua.aggregation.client_states import ClientStates
+from lightning_feddua.agreement import UPDATE_TOLERANCE, relative_difference, short_reason
 from lightning_feddua.clients.local_training import LocalTraining
-from lightning_feddua.engines.base import Client, Engine, GlobalState
+from lightning_feddua.engines.base import AUTO, Client, ClientEvents, Engine, GlobalState, find_engine
+from lightning_feddua.engines.preserved import preserved_attributes
 from lightning_feddua.engines.sequential import SequentialEngine
 from lightning_feddua.engines.vectorized import VectorizedEngine
 from lightning_feddua.errors import ClientError, ConfigurationError
 from lightning_feddua.host.federation import Federation
-from lightning_feddua.randomness import Purpose, random_state, seed_generators
+from lightning_feddua.randomness import Purpose, preserved_random_state, random_state, seed_generators
 
 # Steps of a trial, and clients that the sequential engine tries them on.
 _TRIAL_STEPS = 2
 _TRIAL_CLIENTS = 2
-# Relative difference of two engines' updates that counts as the same result. In float32 a flipped ReLU alone makes 1 %
-# of a deep network's update; a wrong gradient makes 100 %.
-_TOLERANCE = {torch.float64: 1e-9, torch.float32: 0.05}
 
 
 def choose_engine(
-    name: str, federation: Federation, algorithm: LocalTraining, clients: list[Client], state: GlobalState
-) -> tuple[str, str]:
-    """The name of a run's engine, and what the header says of it. Every rank gets the same; a collective.
+    engine: str | type[Engine],
+    federation: Federation,
+    algorithm: LocalTraining,
+    first_round: Callable[[], tuple[list[Client], GlobalState]],
+) -> tuple[type[Engine], str]:
+    """A run's engine, and what the header says of it. Every rank gets the same; a collective.
+
+    The vectorized engine is compared with the sequential one in a trial, also where it is asked for. Any other engine
+    is used as it is, unless it says itself that it cannot run the module.
 
     Args:
-        name: ``"vectorized"`` or ``"auto"``.
+        engine: what is asked for: ``"auto"``, or anything that :func:`find_engine` takes.
         federation: the module and its clients, with optimizers.
         algorithm: what clients do.
-        clients: this rank's part of the first cohort, for a trial.
-        state: the global state that the first round starts from.
+        first_round: gives this rank's part of the first cohort and the global state that it starts from; called only
+            if there is a trial.
     """
-    decision = ("", "")
+    asked = None if engine == AUTO else find_engine(engine)
+    if asked is SequentialEngine:
+        return asked, asked.name
+    with_trial = asked is None or asked is VectorizedEngine
+    clients, state = first_round() if with_trial else ([], None)
+    decision: Any = None
     if federation.fabric.is_global_zero:
-        decision = _decide(name, federation, algorithm, clients, state)
-    chosen, note = federation.fabric.broadcast(decision)
-    if chosen == "":
-        raise ConfigurationError(f"The clients cannot be vectorized: {note}.", 'Use `engine="auto"` or "sequential".')
-    return chosen, note
+        try:
+            if state is not None:
+                decision = _decide(asked is None, federation, algorithm, clients, state)
+            elif asked is not None:
+                decision = _check(asked, federation, algorithm)
+        except ConfigurationError as error:
+            # The other ranks are waiting for a decision.
+            decision = error
+    decision = federation.fabric.broadcast(decision)
+    if isinstance(decision, ConfigurationError):
+        raise decision
+    name, note = decision
+    return find_engine(name) if asked is None else asked, note
 
 
-def known_engine(name: str, known: str) -> tuple[str, str]:
+def known_engine(engine: str | type[Engine], known: str) -> tuple[type[Engine], str]:
     """The engine that a run has used so far, without a trial, and what the header says of it.
 
     Args:
-        name: what is asked for.
+        engine: what is asked for.
         known: the name of the engine so far.
     """
-    if name not in ("auto", known):
+    found = find_engine(known if engine == AUTO else engine)
+    if found.name != known:
         raise ConfigurationError(
-            f"The checkpoint's run used the {known} engine, and `engine={name}` would round differently.",
+            f"The checkpoint's run used the {known} engine, and `engine={found.name}` would round differently.",
             'Use the same or `engine="auto"`, or start afresh.',
         )
-    return known, f"{known}, as before"
+    return found, f"{known}, as before"
+
+
+def _check(engine: type[Engine], federation: Federation, algorithm: LocalTraining) -> tuple[str, str]:
+    obstacle = engine.obstacle(federation, algorithm)
+    if obstacle is not None:
+        raise ConfigurationError(
+            f"The engine `{engine.name}` cannot run `{type(federation.module).__name__}`: {obstacle}.",
+            'Use `engine="auto"` or "sequential".',
+        )
+    return engine.name, engine.name
 
 
 def _decide(
-    name: str, federation: Federation, algorithm: LocalTraining, clients: list[Client], state: GlobalState
+    auto: bool, federation: Federation, algorithm: LocalTraining, clients: list[Client], state: GlobalState
 ) -> tuple[str, str]:
-    """The engine to use and what to say of it; no engine, and the reason, where what was asked for is not possible."""
-    if name == "auto" and len(clients) < 2:
-        return "sequential", "sequential (too few clients a rank to vectorize)"
+    """Whether clients are vectorized, and what to say of it; an error where that was asked for and is not possible."""
+    if auto and len(clients) < 2:
+        return "sequential", "sequential (too few clients per rank to vectorize)"
     obstacle = VectorizedEngine.obstacle(federation, algorithm)
     speedup = 0.0
     if obstacle is None and clients:
-        obstacle, speedup = _try(federation, algorithm, clients, state, timed=name == "auto")
-    if name == "vectorized":
-        return ("", obstacle) if obstacle is not None else ("vectorized", "vectorized")
+        obstacle, speedup = _try(federation, algorithm, clients, state, timed=auto)
+    if not auto:
+        if obstacle is not None:
+            raise ConfigurationError(
+                f"The clients cannot be vectorized: {obstacle}.", 'Use `engine="auto"` or "sequential".'
+            )
+        return "vectorized", "vectorized"
     if obstacle is not None:
         return "sequential", f"sequential (not vectorized: {obstacle})"
     if speedup <= 1:
@@ -89,11 +120,27 @@ def _try(
     federation: Federation, algorithm: LocalTraining, clients: list[Client], state: GlobalState, timed: bool
 ) -> tuple[str | None, float]:
     """An obstacle that shows in a trial, and how many times faster the vectorized engine is there."""
-    with preserved_attributes(federation.module) as changed:
+    with _undone(federation, state), preserved_attributes(federation.module) as changed:
         obstacle, speedup = _compare(federation, algorithm, clients, state, timed)
     if obstacle is None and (kept := changed()):
         obstacle = f"its training step keeps tensors in `self.{kept[0]}`"
     return obstacle, speedup
+
+
+@contextmanager
+def _undone(federation: Federation, state: GlobalState) -> Iterator[None]:
+    """Leave weights, buffers, gradients, optimizers and random numbers as if no client had been trained."""
+    strategy = federation.view.strategy
+    step = strategy.optimizer_step
+    with preserved_random_state(federation.fabric.device):
+        try:
+            yield
+        finally:
+            federation.restore(state.weights)
+            federation.parameters.drop_gradients()
+            federation.optimizers.reset(state.lr_factor)
+            federation.view.stop_client()
+            strategy.optimizer_step = step
 
 
 def _compare(
@@ -109,6 +156,7 @@ def _compare(
 
     sequential = SequentialEngine(federation, algorithm, states())
     vectorized = VectorizedEngine(federation, algorithm, states())
+    vectorized.retrains = False
     few, expected, random, problem = [], [], False, ""
     for client in clients:
         try:
@@ -126,62 +174,17 @@ def _compare(
         return "it draws random numbers in its steps, and would draw others", 0.0
     try:
         found = _deltas(vectorized, few, state)
-        if not random and (difference := _difference(expected, found)) > _TOLERANCE[state.weights.dtype]:
+        tolerance = UPDATE_TOLERANCE[federation.parameters.vector.dtype]
+        if not random and not (difference := relative_difference(expected, found)) <= tolerance:
             return f"its updates differ from the sequential ones by {difference:.1e}", 0.0
         if not timed:
             return None, 0.0
         fast = _seconds(vectorized, clients, state) / len(clients)
     except ClientError as error:
-        reason = " ".join(str(error.__cause__).split())
-        return reason[:200].rstrip("."), 0.0
+        return short_reason(error.__cause__ or error), 0.0
     finally:
         vectorized.release()
     return None, _seconds(sequential, few, state) / len(few) / fast
-
-
-@contextmanager
-def preserved_attributes(module: nn.Module) -> Iterator[Callable[[], list[str]]]:
-    """Give a module's own attributes back as they were; the value tells which got other tensors in between.
-
-    What a training step keeps under vmap is of no use outside, and would break the next step that reads it.
-    """
-    registries = ("_parameters", "_buffers", "_modules")
-    containers = (list, dict, set)
-    before = {
-        (path, name): (owner, value, copy.copy(value) if isinstance(value, containers) else None)
-        for path, owner in module.named_modules()
-        for name, value in vars(owner).items()
-        if name not in registries
-    }
-    changed: list[str] = []
-    yield lambda: changed
-    for path, owner in module.named_modules():
-        for name, value in list(vars(owner).items()):
-            if name in registries:
-                continue
-            known = before.get((path, name))
-            if known is None:
-                delattr(owner, name)
-            elif known[1] is not value:
-                object.__setattr__(owner, name, known[1])
-            elif known[2] is not None and not _same_items(known[2], value):
-                value.clear()
-                value.extend(known[2]) if isinstance(value, list) else value.update(known[2])
-            else:
-                continue
-            # torch's own modules, such as an LSTM with its list of weights, mend themselves.
-            own = not type(owner).__module__.startswith("torch.")
-            if own and any(isinstance(leaf, Tensor) for leaf in tree_leaves(value)):
-                changed.append(f"{path}.{name}".lstrip("."))
-
-
-def _same_items(first: list[Any] | dict[Any, Any] | set[Any], second: Any) -> bool:
-    """Whether two containers hold the same objects; tensors cannot be compared with ``==``."""
-    if isinstance(first, set) or len(first) != len(second):
-        return first == second
-    if isinstance(first, dict):
-        return all(key in second and second[key] is value for key, value in first.items())
-    return all(a is b for a, b in zip(first, second, strict=True))
 
 
 def _drew_numbers(client: Client, state: GlobalState, device: torch.device) -> bool:
@@ -193,16 +196,11 @@ def _drew_numbers(client: Client, state: GlobalState, device: torch.device) -> b
 
 def _deltas(engine: Engine, clients: list[Client], state: GlobalState) -> list[Tensor]:
     deltas = []
-    for result in engine.run(clients, state, lambda moment, client: None):
+    for result in engine.run(clients, state, ClientEvents()):
         if isinstance(result, ClientError):
             raise result
         deltas.append(result.delta.clone())
     return deltas
-
-
-def _difference(expected: list[Tensor], found: list[Tensor]) -> float:
-    scale = max(delta.norm().item() for delta in expected)
-    return max((a - b).norm().item() for a, b in zip(expected, found, strict=True)) / (scale or 1.0)
 
 
 def _seconds(engine: Engine, clients: list[Client], state: GlobalState) -> float:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
@@ -16,12 +15,15 @@ from lightning_feddua.aggregation.client_states import ClientStates
 from lightning_feddua.aggregation.update import ClientUpdate
 from lightning_feddua.clients.local_training import LocalRound, LocalTraining
 from lightning_feddua.data.client_data import ReusableBatch, stacked_batch
-from lightning_feddua.engines.base import Client, Engine, GlobalState, Notify, positions_of
+from lightning_feddua.data.prefetch import BatchRequest, read_batch
+from lightning_feddua.engines.base import Client, ClientEvents, Engine, GlobalState, register_engine
 from lightning_feddua.engines.compiled import CompiledSteps
 from lightning_feddua.engines.local_rounds import LocalRounds
+from lightning_feddua.engines.minibatches import requests_of
+from lightning_feddua.engines.sequential import SequentialEngine
 from lightning_feddua.engines.stack import ClientStack
 from lightning_feddua.engines.stacked_steps import StackedSteps
-from lightning_feddua.errors import ClientError
+from lightning_feddua.errors import ClientError, ConfigurationError
 from lightning_feddua.host.federation import Federation
 from lightning_feddua.host.training_step import TRAINING_HOOKS
 from lightning_feddua.randomness import Purpose, seed_generators
@@ -42,39 +44,35 @@ ELEMENTWISE = (
 MEMORY_BOUND = 1 << 30
 
 
-class VectorizedEngine:
+@register_engine
+class VectorizedEngine(Engine):
     """Trains clients together, those whose minibatches have the same shapes in one stack.
 
     The module's own optimizer runs on the stack of parameters as it would on one client's. Minibatches are those of the
     sequential engine; what is random inside a step (dropout) is drawn for the whole stack at once.
 
     Args:
-        federation: the module and its clients.
+        federation: the module and its clients, with optimizers.
         algorithm: what clients do.
-        states: what they keep.
+        states: what they keep between rounds.
         compile: whether to compile the local steps of a stack into one function.
-        one_by_one: trains the clients of a stack whose steps have failed; without it the first client has the error.
     """
 
     name = "vectorized"
+    in_lanes = False
+    # Whether the clients of a stack that fails are trained again one by one; if not, the first of them gets the error.
+    retrains = True
 
     def __init__(
-        self,
-        federation: Federation,
-        algorithm: LocalTraining,
-        states: ClientStates,
-        compile: bool = False,
-        one_by_one: Engine | None = None,
+        self, federation: Federation, algorithm: LocalTraining, states: ClientStates, compile: bool = False
     ) -> None:
-        self._federation = federation
-        self._algorithm = algorithm
-        self._one_by_one = one_by_one
+        super().__init__(federation, algorithm, states, compile)
+        self._one_by_one: SequentialEngine | None = None
         self._rounds = LocalRounds(federation, algorithm, states)
-        self._module = federation.module
         self._view = federation.view
         self._optimizer = federation.optimizers.optimizers[0]
         self._own_parameters = [list(group["params"]) for group in self._optimizer.param_groups]
-        self._steps = StackedSteps(federation, algorithm)
+        self._steps = StackedSteps(federation, algorithm, self._rounds)
         self._compiled = CompiledSteps(federation, algorithm, self._steps, self._attach) if compile else None
         self._stack: ClientStack | None = None
         # Clients that fit into one minibatch: who, and their samples.
@@ -84,8 +82,8 @@ class VectorizedEngine:
         copies = 4 + 2 * algorithm.corrects + len(algorithm.client_state) + len(algorithm.extra_vectors)
         self._chunk = max(1, MEMORY_BOUND // (copies * parameter_bytes))
 
-    @staticmethod
-    def obstacle(federation: Federation, algorithm: LocalTraining) -> str | None:
+    @classmethod
+    def obstacle(cls, federation: Federation, algorithm: LocalTraining) -> str | None:
         """Why a module cannot be vectorized, as far as can be told without running it; None if nothing is known."""
         module = federation.module
         if not module.automatic_optimization:
@@ -102,35 +100,52 @@ class VectorizedEngine:
             return "gradients are scaled in 16-mixed precision"
         return None
 
-    def run(self, clients: list[Client], state: GlobalState, notify: Notify) -> Iterator[ClientUpdate | ClientError]:
-        """Train clients in chunks of equal shapes. `notify` hears of all of a chunk before and after its steps.
+    def run(
+        self, clients: list[Client], state: GlobalState, events: ClientEvents
+    ) -> Iterator[ClientUpdate | ClientError]:
+        """Train clients in chunks of equal shapes; all of a chunk start before, and end after, its steps.
 
-        In a chunk that fails, nobody knows by whose fault: its clients are trained again one by one, which finds out.
+        Where a chunk fails, it is not known which client is at fault: they are trained again one by one to find out.
         """
         self._work = state.work
         for group in self._groups(clients):
             for start in range(0, len(group), self._chunk):
                 chunk = group[start : start + self._chunk]
-                for client in chunk:
-                    notify("start", client)
+                if events.start is not None:
+                    self.federation.restore(state.weights)
+                    for client in chunk:
+                        events.start(client)
                 try:
-                    metrics, local = self._train(chunk, state)
+                    stack, metrics, local = self._train(chunk, state)
+                except ConfigurationError:
+                    # Not the fault of these clients: no other would fare better.
+                    raise
                 except Exception as exception:
                     self._view.stop_client()
-                    if self._one_by_one is None:
-                        yield ClientError(chunk[0].name, state.round, "local training", exception)
-                        continue
-                    warnings.warn(
-                        f"Round {state.round}: the vectorized steps of {len(chunk)} clients failed with"
-                        f" {type(exception).__name__}: {exception}. These clients are trained one by one.",
-                        stacklevel=2,
-                    )
-                    self.release()
-                    yield from self._one_by_one.run(chunk, state, lambda moment, client: None)
+                    yield from self._retrain(chunk, state, events, exception)
                     continue
-                for client in chunk:
-                    notify("end", client)
-                yield from self._updates(chunk, state, metrics, local)
+                if events.end is not None:
+                    for place, client in enumerate(chunk):
+                        stack.show(place)
+                        events.end(client)
+                yield from self._updates(chunk, state, stack, metrics, local)
+
+    def _retrain(
+        self, chunk: list[Client], state: GlobalState, events: ClientEvents, exception: Exception
+    ) -> Iterator[ClientUpdate | ClientError]:
+        """Train the clients of a chunk that has failed, which have started already, one by one."""
+        if not self.retrains:
+            yield ClientError(chunk[0].name, state.round, "local training", exception)
+            return
+        warnings.warn(
+            f"Round {state.round}: the vectorized steps of {len(chunk)} client{'s' * (len(chunk) > 1)} failed with"
+            f" {type(exception).__name__}: {exception}. These clients are trained one by one.",
+            stacklevel=2,
+        )
+        self.release()
+        if self._one_by_one is None:
+            self._one_by_one = SequentialEngine(self.federation, self.algorithm, self.states)
+        yield from self._one_by_one.run(chunk, state, ClientEvents(end=events.end))
 
     def release(self) -> None:
         """Give the optimizer the module's own parameters again."""
@@ -139,69 +154,69 @@ class VectorizedEngine:
         self._stack = None
 
     def _groups(self, clients: list[Client]) -> list[list[Client]]:
-        """Clients with minibatches of the same shapes, step by step."""
-        by_epoch = self._work.steps is None or any(
-            c.interval == "epoch" for c in self._federation.optimizers.schedulers
-        )
+        """Clients with minibatches of the same shapes, step by step, whose schedulers step at the same time."""
+        # Schedulers count epochs, or steps from the start of each epoch.
+        schedulers = self.federation.optimizers.schedulers
+        by_size = self._work.steps is None or any(c.interval == "epoch" or c.frequency > 1 for c in schedulers)
         groups: dict[int, list[Client]] = {}
         for client in clients:
             size = len(client.data)
-            groups.setdefault(size if by_epoch else min(size, self._work.batch_size), []).append(client)
+            groups.setdefault(size if by_size else min(size, self._work.batch_size), []).append(client)
         return list(groups.values())
 
-    def _train(self, chunk: list[Client], state: GlobalState) -> tuple[dict[str, Tensor], LocalRound]:
-        """Train one chunk from the global state; the stack then holds the clients' weights."""
+    def _train(self, chunk: list[Client], state: GlobalState) -> tuple[ClientStack, dict[str, Tensor], LocalRound]:
+        """Train one chunk from the global state: its stack, with the clients' weights, and what they logged."""
         full_gradients = self._rounds.full_gradients(chunk, state)
-        federation, view, work = self._federation, self._view, self._work
+        federation, view, work = self.federation, self._view, self._work
         stack = self._prepare_stack(len(chunk))
         stack.load(state)
         federation.optimizers.reset(state.lr_factor)
         local = self._rounds.start(chunk, state, full_gradients, stacked=True)
         seed_generators(state.seed, state.round, chunk[0].index, Purpose.LOCAL_STEPS, federation.fabric.device)
+        size = len(chunk[0].data)
+        same_size = all(len(client.data) == size for client in chunk)
         view.training = True
-        view.start_client(work, len(chunk[0].data))
-        sizes = {len(client.data) for client in chunk}
-        batches = self._batches(chunk, state)
-        clip, same_size = work.gradient_clip_val, len(sizes) == 1
+        view.start_client(work, size if same_size else _refuse_size)
+        batches, clip = self._batches(chunk, state), work.gradient_clip_val
         if self._compiled is None:
             metrics = self._steps.run(stack, batches, local, clip, same_size)
         else:
             metrics = self._compiled.run(stack, batches, local, clip, same_size, state.lr_factor)
         view.stop_client()
-        return metrics, local
+        return stack, metrics, local
 
     def _batches(self, chunk: list[Client], state: GlobalState) -> Iterator[tuple[int, Any]]:
         """Stacked minibatches, each with the number of the pass that the first client is in."""
         work = self._work
-        if all(len(client.data) <= work.batch_size for client in chunk) and not self._federation.transfer.has_hooks:
-            key = [client.index for client in chunk]
+        same = all(client.data.in_memory and len(client.data) <= work.batch_size for client in chunk)
+        if same and not self.federation.transfer.has_hooks:
             for epoch in range(work.batches(len(chunk[0].data))):
-                yield epoch, self._whole_clients(chunk, key)
+                yield epoch, self._whole_clients(chunk, state)
             return
-        streams = [positions_of(client, state) for client in chunk]
-        for drawn in zip(*streams, strict=True):
-            yield drawn[0][0], self._stack_batches(chunk, [positions for _, positions in drawn])
+        for requests in zip(*(requests_of(client, state) for client in chunk), strict=True):
+            yield requests[0].epoch, self._stack_batches(chunk, requests)
 
-    def _whole_clients(self, chunk: list[Client], key: list[int]) -> Any:
+    def _whole_clients(self, chunk: list[Client], state: GlobalState) -> Any:
         """All samples of each client, stacked once for as long as the same clients train and no step changes them."""
+        key = [client.index for client in chunk]
         if self._whole is None or self._whole[0] != key or not self._whole[1].untouched:
-            batch = self._stack_batches(chunk, [np.arange(len(client.data)) for client in chunk])
-            self._whole = (key, ReusableBatch(batch))
+            requests = [next(requests_of(client, state)) for client in chunk]
+            self._whole = (key, ReusableBatch(self._stack_batches(chunk, requests)))
         return self._whole[1].batch
 
-    def _stack_batches(self, chunk: list[Client], positions: list[np.ndarray]) -> Any:
-        transfer = self._federation.transfer
-        together = stacked_batch([client.data for client in chunk], positions)
+    def _stack_batches(self, chunk: list[Client], requests: Sequence[BatchRequest]) -> Any:
+        transfer = self.federation.transfer
+        together = stacked_batch([client.data for client in chunk], [request.positions for request in requests])
         if together is not None and not transfer.has_hooks:
             return transfer(together)
-        batches = [transfer(client.data.batch(p)) for client, p in zip(chunk, positions, strict=True)]
+        batches = [transfer(read_batch(client.data, r)) for client, r in zip(chunk, requests, strict=True)]
         return tree_map(lambda *leaves: torch.stack(leaves), *batches)
 
     def _prepare_stack(self, size: int) -> ClientStack:
         """A stack for this many clients, with the optimizer working on it."""
         if self._stack is None or self._stack.size != size:
-            vector = self._federation.parameters.vector
-            self._stack = ClientStack(self._federation, vector.new_empty(size, len(vector)))
+            vector = self.federation.parameters.vector
+            self._stack = ClientStack(self.federation, vector.new_empty(size, len(vector)))
         self._attach(self._stack)
         return self._stack
 
@@ -212,12 +227,16 @@ class VectorizedEngine:
             group["params"] = [own[id(parameter)] for parameter in parameters if id(parameter) in own]
 
     def _updates(
-        self, chunk: list[Client], state: GlobalState, metrics: dict[str, Tensor], local: LocalRound
+        self,
+        chunk: list[Client],
+        state: GlobalState,
+        stack: ClientStack,
+        metrics: dict[str, Tensor],
+        local: LocalRound,
     ) -> Iterator[ClientUpdate]:
-        assert self._stack is not None
-        deltas = self._stack.take_deltas(state.weights)
-        extra, kept = self._rounds.finish(deltas, local)
-        floats, integers = self._stack.flat_buffers(state.weights.dtype)
+        deltas = stack.take_deltas(state.weights)
+        extra, kept, scalars = self._rounds.finish(deltas, local)
+        floats, integers = stack.flat_buffers(state.weights.dtype)
         for i, client in enumerate(chunk):
             yield ClientUpdate(
                 client,
@@ -227,4 +246,9 @@ class VectorizedEngine:
                 None if integers is None else integers[i],
                 {name: vectors[i] for name, vectors in extra.items()},
                 None if kept is None else kept[i],
+                {name: values[i] for name, values in scalars.items()},
             )
+
+
+def _refuse_size() -> int:
+    raise TypeError("its training step asks for the length of an epoch, which differs between clients")

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_feddua.engines.base import Client, GlobalState
 from lightning_feddua.host.federation import Federation
 from lightning_feddua.host.log_capture import LogCapture
 from lightning_feddua.host.training_step import TrainingStep
 from lightning_feddua.randomness import Purpose, seed_generators
+
+if TYPE_CHECKING:
+    from lightning_feddua.engines.base import Client, GlobalState
 
 
 class ExtraGradients:

@@ -22,7 +22,6 @@ from lightning_feddua.aggregation.metric_rows import Table, exchange
 from lightning_feddua.data.client_data import ClientData
 from lightning_feddua.data.module import FederatedDataModule, dataset_size
 from lightning_feddua.data.partition import Partition
-from lightning_feddua.engines.base import LocalWork
 from lightning_feddua.errors import ConfigurationError
 from lightning_feddua.host.batch_transfer import BatchTransfer
 from lightning_feddua.host.buffers import ModuleBuffers

@@ -6,14 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
+from lightning_feddua.agreement import ELEMENTWISE_TOLERANCE, relative_difference, short_reason, warn_not_compiled
 from lightning_feddua.vectors import scalar_dtype
 
-# How many coordinates compiled and eager passes are compared on, and how far they may differ, relatively.
+# How many coordinates compiled and eager passes are compared on.
 _SAMPLE = 1 << 16
-_TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 
 # What is stored and then read again becomes a value of the loop that stores it. As it comes, inductor computes v and s
 # twice instead, once for the norm and once to store them, in two loops over the same vectors.
@@ -42,7 +41,7 @@ class ServerKernels:
     def compile(self, weights: Tensor, delta: Tensor, v: Tensor | None, s: Tensor | None) -> bool:
         """Compile them, and say whether they compute what the eager passes do, on copies of some coordinates.
 
-        A warning says if not.
+        A warning says why not.
         """
         results = []
         try:
@@ -55,14 +54,12 @@ class ServerKernels:
                 move(w, d, s_part, 0.25, 0.5)
                 results.append([x for x in (total, w, v_part, s_part) if x is not None])
         except Exception as error:
-            reason = " ".join(str(error).split())[:200].rstrip(".")
-            rank_zero_warn(f"The server step is not compiled: {reason}. It runs eagerly.")
+            warn_not_compiled("The server step", short_reason(error))
             return False
-        tolerance = _TOLERANCE[weights.dtype]
-        if not all(_close(a, b, tolerance) for a, b in zip(*results, strict=True)):
-            rank_zero_warn(
-                "The server step is not compiled: the compiled one computes something else. It runs eagerly."
-            )
+        # Tensor by tensor: their scales have nothing to do with each other.
+        differences = [relative_difference([a], [b]) for a, b in zip(*results, strict=True)]
+        if not all(difference <= ELEMENTWISE_TOLERANCE[weights.dtype] for difference in differences):
+            warn_not_compiled("The server step", f"compiled and eager steps differ by {max(differences):.1e}")
             return False
         return True
 
@@ -70,7 +67,3 @@ class ServerKernels:
 def _number(value: float, like: Tensor) -> Tensor:
     """A number that changes between rounds: as a Python float it would be compiled in."""
     return torch.tensor(value, dtype=scalar_dtype(like.device), device=like.device)
-
-
-def _close(expected: Tensor, found: Tensor, tolerance: float) -> bool:
-    return bool((found - expected).norm() <= tolerance * expected.norm())

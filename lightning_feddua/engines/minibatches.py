@@ -1,0 +1,82 @@
+"""The minibatches of one client after another, read in this process or ahead of time by worker processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from lightning_feddua.data.client_data import ReusableBatch, minibatches
+from lightning_feddua.data.prefetch import BatchRequest, Prefetcher, read_batch
+from lightning_feddua.engines.base import Client, GlobalState
+from lightning_feddua.host.federation import Federation
+from lightning_feddua.randomness import Purpose, generator
+
+
+def requests_of(client: Client, state: GlobalState) -> Iterator[BatchRequest]:
+    """The minibatches that a client trains on in a round, in order."""
+    rng = generator(state.seed, state.round, client.index, Purpose.MINIBATCHES)
+    work = state.work
+    drawn = minibatches(len(client.data), work.batch_size, rng, steps=work.steps, epochs=work.epochs)
+    for step, (epoch, positions) in enumerate(drawn):
+        yield BatchRequest(state.seed, state.round, client.index, step, epoch, positions)
+
+
+class Minibatches:
+    """Reads the minibatches of a rank's clients, and brings them to the device.
+
+    Args:
+        federation: the module and its clients.
+    """
+
+    def __init__(self, federation: Federation) -> None:
+        self._federation = federation
+        self._transfer = federation.transfer
+        self._prefetcher: Prefetcher | None = None
+        # Minibatches of the round that worker processes prepare, and how many of them the present client still has.
+        self._prefetched: Iterator[tuple[BatchRequest, Any]] | None = None
+        self._ahead = 0
+
+    def start_round(self, clients: list[Client], state: GlobalState) -> None:
+        """Let worker processes, if there are any, begin with the minibatches of these clients."""
+        self._prefetched = None
+        workers = self._federation.datamodule.num_workers
+        if workers == 0 or all(client.data.in_memory for client in clients):
+            return
+        if self._prefetcher is None:
+            self._prefetcher = Prefetcher(self._federation.client_data, workers)
+        self._prefetched = self._prefetcher.start([r for client in clients for r in requests_of(client, state)])
+
+    def start_client(self, client: Client, state: GlobalState) -> None:
+        """Make ready for the next client, in the order of the round."""
+        self._ahead = 0 if self._prefetched is None else state.work.batches(len(client.data))
+
+    def skip_client(self) -> None:
+        """Leave out what the present client has not read."""
+        while self._prefetched is not None and self._ahead:
+            self._ahead -= 1
+            # Those that cannot be read either.
+            with suppress(Exception):
+                next(self._prefetched)
+
+    def of_client(self, client: Client, state: GlobalState) -> Iterator[tuple[int, Any]]:
+        """The present client's minibatches, each with the number of the pass over the data that it belongs to."""
+        data, work = client.data, state.work
+        if self._prefetched is not None:
+            while self._ahead:
+                self._ahead -= 1
+                request, batch = next(self._prefetched)
+                yield request.epoch, self._transfer(batch)
+            return
+        if len(data) > work.batch_size or not data.in_memory or self._transfer.has_hooks:
+            for request in requests_of(client, state):
+                yield request.epoch, self._transfer(read_batch(data, request))
+            return
+        # The same samples in each step: they are copied once, unless a step writes to them.
+        whole: ReusableBatch | None = None
+        for epoch in range(work.batches(len(data))):
+            if whole is None or not whole.untouched:
+                whole = ReusableBatch(self._transfer(data.batch(np.arange(len(data)))))
+            yield epoch, list(whole.batch)
