@@ -36,7 +36,7 @@ from lightning_feddua.launch.preemption import Preemption
 from lightning_feddua.launch.processes import run_in_processes
 from lightning_feddua.launch.run_folders import open_run_dir
 from lightning_feddua.sampling import sample_cohort
-from lightning_feddua.servers import FedDuAdagrad, FedDuAServer
+from lightning_feddua.servers import FedDuAdagrad, Server
 from lightning_feddua.settings import (
     as_datamodule,
     check_choice,
@@ -51,8 +51,6 @@ ENGINES = ("auto", "sequential", "vectorized")
 CLIENT_WEIGHTS = ("uniform", "samples")
 CLIENT_STATES = ("memory", "disk")
 CLIENT_ERRORS = ("raise", "skip")
-# From how many parameters on a compiled server step pays.
-COMPILED_SERVER_SIZE = 1 << 20
 # Prefix of the metrics of w_{t+1}, where the plain names are those of the averaged iterate.
 LAST_ITERATE = "last_iterate"
 
@@ -121,7 +119,7 @@ class FederatedLoop:
     def __init__(
         self,
         *,
-        server: FedDuAServer | None = None,
+        server: Server | None = None,
         client: LocalTraining | None = None,
         max_rounds: int = 500,
         clients_per_round: int | float | None = None,
@@ -158,13 +156,13 @@ class FederatedLoop:
         check_positive("lanes", lanes)
         check_positive("max_update_norm", max_update_norm)
         check_positive("timeout", timeout)
-        check_instance("server", server, FedDuAServer)
+        check_instance("server", server, Server)
         check_instance("client", client, LocalTraining)
         check_choice("engine", engine, ENGINES)
         check_choice("client_weights", client_weights, CLIENT_WEIGHTS)
         check_choice("client_states", client_states, CLIENT_STATES)
         check_choice("on_client_error", on_client_error, CLIENT_ERRORS)
-        self.server = server if server is not None else FedDuAdagrad()
+        self.server: Server = server if server is not None else FedDuAdagrad()
         self.client = client if client is not None else LocalTraining()
         self.client.check_server(self.server)
         self.max_rounds = max_rounds
@@ -299,7 +297,7 @@ class FederatedLoop:
         self.client.set_up(self.weights, len(federation.client_ids), self.local_steps)
         self.states = ClientStates(self.fabric, self.client.client_state, size, dtype, self.client_states)
         self.server.reset()
-        self.server.compiled = self.compile and size >= COMPILED_SERVER_SIZE
+        self.server.set_up(federation.parameters, self.compile)
         self.history = []
         self.current_round = 0
         self.stopping = False
