@@ -33,6 +33,7 @@ from lightning_feddua.servers import (
     Hypentropy,
     MirrorMap,
     PNorm,
+    Server,
 )
 
 __all__ = [
@@ -66,5 +67,6 @@ __all__ = [
     "RoundUpdate",
     "Scaffnew",
     "Scaffold",
+    "Server",
     "__version__",
 ]

@@ -43,7 +43,7 @@ class Frozen(Classifier):
         ({"seed": -1}, r"`seed=-1` is less than 0"),
         ({"local_lr_decay": -1.0}, r"`local_lr_decay=-1.0` is not positive"),
         ({"gradient_clip_val": 0.0}, r"`gradient_clip_val=0.0` is not positive"),
-        ({"server": "FedAvg"}, r"The server is `'FedAvg'`\. Give an instance of `FedDuAServer`"),
+        ({"server": "FedAvg"}, r"The server is `'FedAvg'`\. Give an instance of `Server`"),
         ({"server": FedAvg}, r"The server is .*FedAvg.*\. Give an instance"),
     ],
 )

@@ -20,11 +20,11 @@ from lightning_feddua.clients import LocalTraining
 from lightning_feddua.data import FederatedDataModule
 from lightning_feddua.errors import ConfigurationError, choices
 from lightning_feddua.loop import FederatedLoop
-from lightning_feddua.servers import FedDuAServer
+from lightning_feddua.servers import Server
 
 # Sections of a recipe that choose a class, and the class each choice derives from.
 SECTIONS: dict[str, type] = {
-    "server": FedDuAServer,
+    "server": Server,
     "client": LocalTraining,
     "model": LightningModule,
     "data": FederatedDataModule,

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from lightning_feddua.checks import check_finite_positive, check_non_negative
 from lightning_feddua.clients.local_training import LocalRound, LocalTraining, broadcast
-from lightning_feddua.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from lightning_feddua.aggregation.update import RoundUpdate
@@ -29,12 +29,8 @@ class AdaAlter(LocalTraining):
 
     def __init__(self, eps: float = 1.0, initial_accumulator: float = 1.0) -> None:
         super().__init__()
-        if not 0 < eps < float("inf"):
-            raise ConfigurationError(f"`eps={eps}` is not a positive number.", "Choose one, such as 1.0.")
-        if not 0 <= initial_accumulator < float("inf"):
-            raise ConfigurationError(
-                f"`initial_accumulator={initial_accumulator}` is not a number from 0 up.", "Choose one, such as 1.0."
-            )
+        check_finite_positive("eps", eps)
+        check_non_negative("initial_accumulator", initial_accumulator, "one, such as 1.0")
         self.eps = eps
         self.initial_accumulator = initial_accumulator
 

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 from torch.nn.functional import softshrink
 
+from lightning_feddua.checks import check_non_negative
 from lightning_feddua.clients.local_training import LocalRound, LocalTraining
 from lightning_feddua.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from lightning_feddua.aggregation.update import RoundUpdate
-    from lightning_feddua.servers import FedDuAServer
+    from lightning_feddua.servers import Server
 
 
 class FedMid(LocalTraining):
@@ -29,16 +30,15 @@ class FedMid(LocalTraining):
 
     def __init__(self, l1: float) -> None:
         super().__init__()
-        if not 0 <= l1 < float("inf"):
-            raise ConfigurationError(f"`l1={l1}` is not a number from 0 up.", "Choose one, such as 0.01.")
+        check_non_negative("l1", l1, "one, such as 0.01")
         self.l1 = l1
 
-    def check_server(self, server: FedDuAServer) -> None:
-        """The penalty of a round is in proportion to the server's step, which has to be known."""
-        if server.preconditioner != "identity" or server.adaptive or server.beta1 != 0:
-            name = type(self).__name__
+    def check_server(self, server: Server) -> None:
+        """The penalty of a round is in proportion to the server's step, which must be known."""
+        if server.mean_step is None:
             raise ConfigurationError(
-                f"`{name}` needs a constant server step along the mean update, unlike `{type(server).__name__}`'s.",
+                f"`{type(self).__name__}` needs a constant server step along the mean update, unlike"
+                f" `{type(server).__name__}`'s.",
                 "Use `FedAvg`, with any `eta_g`.",
             )
 

@@ -1,7 +1,7 @@
 from torch import Tensor
 
+from lightning_feddua.checks import check_non_negative
 from lightning_feddua.clients.local_training import LocalRound, LocalTraining
-from lightning_feddua.errors import ConfigurationError
 
 
 class FedProx(LocalTraining):
@@ -13,8 +13,7 @@ class FedProx(LocalTraining):
 
     def __init__(self, mu: float = 0.01) -> None:
         super().__init__()
-        if not 0 <= mu < float("inf"):
-            raise ConfigurationError(f"`mu={mu}` is not a number from 0 up.", "Choose one, such as 0.01.")
+        check_non_negative("mu", mu, "one, such as 0.01")
         self.mu = mu
 
     def correct(self, gradient: Tensor, weights: Tensor, local: LocalRound) -> None:

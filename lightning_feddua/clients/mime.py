@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from lightning_feddua.checks import check_choice, check_decay, check_finite_positive
 from lightning_feddua.clients.local_training import LocalRound, LocalTraining
-from lightning_feddua.errors import ConfigurationError, choices
 
 if TYPE_CHECKING:
     from lightning_feddua.aggregation.update import RoundUpdate
@@ -42,15 +42,10 @@ class MimeLite(LocalTraining):
         eps: float = 1e-3,
     ) -> None:
         super().__init__()
-        if statistics not in STATISTICS:
-            raise ConfigurationError(
-                f"There are no statistics `{statistics}`.", f"Choose one of {choices(STATISTICS)}."
-            )
-        for name, beta in (("beta1", beta1), ("beta2", beta2)):
-            if not 0 <= beta < 1:
-                raise ConfigurationError(f"`{name}={beta}` lies outside [0, 1).", "Choose a value inside, such as 0.9.")
-        if not 0 < eps < float("inf"):
-            raise ConfigurationError(f"`eps={eps}` is not a positive number.", "Choose one, such as 0.001.")
+        check_choice("kind of statistics", statistics, STATISTICS)
+        check_decay("beta1", beta1)
+        check_decay("beta2", beta2)
+        check_finite_positive("eps", eps)
         self.statistics = statistics
         self.coordinate_adaptive = statistics == "adam"
         self.beta1, self.beta2, self.eps = beta1, beta2, eps

@@ -11,7 +11,7 @@ from lightning_feddua.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from lightning_feddua.aggregation.update import RoundUpdate
-    from lightning_feddua.servers import FedDuAServer
+    from lightning_feddua.servers import Server
 
 
 class Scaffnew(LocalTraining):
@@ -37,9 +37,9 @@ class Scaffnew(LocalTraining):
             raise ConfigurationError(f"`probability={probability}` lies outside (0, 1].", "Choose a value inside.")
         self.probability = probability
 
-    def check_server(self, server: FedDuAServer) -> None:
-        """The new weights have to be the clients' mean."""
-        if server.preconditioner != "identity" or server.step_size != 1.0 or server.beta1 != 0:
+    def check_server(self, server: Server) -> None:
+        """The new weights must be the mean of the clients' weights."""
+        if not server.averages:
             raise ConfigurationError(
                 f"`Scaffnew` averages the clients' weights, and `{type(server).__name__}` does something else.",
                 "Use `FedAvg` with `eta_g=1.0`.",

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from lightning_feddua.checks import check_choice
 from lightning_feddua.clients.local_training import LocalRound, LocalTraining
-from lightning_feddua.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from lightning_feddua.aggregation.update import RoundUpdate
@@ -30,8 +30,7 @@ class Scaffold(LocalTraining):
 
     def __init__(self, option: Literal["I", "II"] = "II") -> None:
         super().__init__()
-        if option not in ("I", "II"):
-            raise ConfigurationError(f"SCAFFOLD has no option `{option}`.", "Choose `I` or `II`.")
+        check_choice("option", option, ("I", "II"))
         self.option = option
         self.needs_full_gradient = option == "I"
 

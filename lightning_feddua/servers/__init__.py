@@ -1,3 +1,4 @@
+from lightning_feddua.servers.base import Server
 from lightning_feddua.servers.feddua import FedDuAServer
 from lightning_feddua.servers.mirror_maps import Hypentropy, MirrorMap, PNorm
 from lightning_feddua.servers.rules import (
@@ -28,4 +29,5 @@ __all__ = [
     "Hypentropy",
     "MirrorMap",
     "PNorm",
+    "Server",
 ]

@@ -11,6 +11,7 @@ and FedDuA's step is then ``η = h⁻¹(m)`` with ``h(η) = ⟨∇φ(∇ψ(w) + 
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -18,20 +19,20 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_feddua.aggregation.update import RoundUpdate
-from lightning_feddua.callbacks.base import FederatedCallback
-from lightning_feddua.errors import ConfigurationError, choices
-from lightning_feddua.servers.kernels import ServerKernels
+from lightning_feddua.checks import check_choice, check_decay, check_instance, check_non_negative
+from lightning_feddua.errors import ConfigurationError
+from lightning_feddua.servers.base import Server
 from lightning_feddua.servers.mirror_maps import MirrorMap
 from lightning_feddua.servers.mirror_maps.base import DualLine
+from lightning_feddua.servers.passes import Passes
 from lightning_feddua.servers.preconditioners import PRECONDITIONERS
-from lightning_feddua.settings import check_instance
-from lightning_feddua.vectors import Scratch, chunk_size, chunks, scalar_dtype
+from lightning_feddua.vectors import Scratch, scalar_dtype
 
 if TYPE_CHECKING:
-    from lightning_feddua.loop import FederatedLoop
+    from lightning_feddua.host.parameters import ParameterLayout
 
 
-class FedDuAServer(FederatedCallback):
+class FedDuAServer(Server):
     """The whole family of server rules; the named rules fix its choices.
 
     Args:
@@ -73,28 +74,27 @@ class FedDuAServer(FederatedCallback):
         initial_accumulator: float = 0.0,
         mirror_map: MirrorMap | None = None,
     ) -> None:
-        check_instance("mirror map", mirror_map, MirrorMap)
+        if mirror_map is not None:
+            check_instance("mirror map", mirror_map, MirrorMap)
         if preconditioner is None:
             preconditioner = "adagrad" if mirror_map is None else "identity"
-        if preconditioner not in PRECONDITIONERS:
-            raise ConfigurationError(
-                f"There is no preconditioner `{preconditioner}`.", f"Choose one of {choices(PRECONDITIONERS)}."
-            )
-        if step_size != "adaptive" and (isinstance(step_size, str) or not step_size > 0):
+        check_choice("preconditioner", preconditioner, PRECONDITIONERS)
+        if step_size != "adaptive" and (not isinstance(step_size, Real) or not step_size > 0):
             raise ConfigurationError(
                 f"The step size `{step_size}` is neither `adaptive` nor positive.", "Give one of the two."
             )
-        for name, beta in (("beta1", beta1), ("beta2", beta2)):
-            if not 0 <= beta < 1:
-                raise ConfigurationError(f"`{name}={beta}` lies outside [0, 1).", "Choose a value inside, such as 0.9.")
-        for name, value in (("eps", eps), ("eps_g", eps_g), ("initial_accumulator", initial_accumulator)):
-            if not 0 <= value < float("inf"):
-                raise ConfigurationError(f"`{name}={value}` is not a number from 0 up.", "Choose 0 or a small number.")
+        check_decay("beta1", beta1)
+        check_decay("beta2", beta2)
+        check_non_negative("eps", eps)
+        check_non_negative("eps_g", eps_g)
+        check_non_negative("initial_accumulator", initial_accumulator)
         if mirror_map is not None and preconditioner != "identity":
             raise ConfigurationError(
                 f"`preconditioner={preconditioner}` was given along with the mirror map `{mirror_map}`.",
                 "Leave one of the two out: a preconditioner is itself a mirror map.",
             )
+        if min_step is not None:
+            check_non_negative("min_step", min_step)
         if min_step is not None and (mirror_map is not None or preconditioner != "identity" or step_size != "adaptive"):
             raise ConfigurationError(
                 f"`min_step={min_step}` was given for a rule that is not FedExP's.",
@@ -114,11 +114,9 @@ class FedDuAServer(FederatedCallback):
         self.bias_correction = bias_correction
         self.initial_accumulator = initial_accumulator
         self.mirror_map = mirror_map
-        # Whether the step is compiled to two passes over the vectors, which pays where they are large.
-        self.compiled = False
-        self._kernels: ServerKernels | None = None
-        self._scratch = Scratch()
         self._accumulate = PRECONDITIONERS[preconditioner]
+        self._scratch = Scratch()
+        self._passes = Passes(self._moments, self._move)
         self.reset()
 
     def reset(self) -> None:
@@ -128,45 +126,47 @@ class FedDuAServer(FederatedCallback):
         self._m = 0.0
         self._rounds = 0
 
+    def set_up(self, layout: ParameterLayout, compile: bool = False) -> None:
+        """Start a fit. Whether the step is compiled is decided anew for each."""
+        super().set_up(layout, compile)
+        self._passes.set_up(compile)
+
     @property
-    def adaptive(self) -> bool:
-        """Whether the step is set from the data; then evaluation averages the last two iterates."""
+    def adaptive(self) -> bool:  # type: ignore[override]
+        """Whether the step is set from the data; the average of the last two iterates is then evaluated."""
         return self.step_size == "adaptive"
 
     @property
-    def coordinate_adaptive(self) -> bool:
+    def mean_step(self) -> float | None:  # type: ignore[override]
+        """η where the rule is ``w += η Δ̄``. A subclass with a step of its own may declare it; it is not inherited."""
+        steps = (self.step, FedDuAServer.step), (self.on_aggregate_end, FedDuAServer.on_aggregate_end)
+        inherited = all(getattr(own, "__func__", None) is known for own, known in steps)
+        along_mean = self.preconditioner == "identity" and self.mirror_map is None and self.beta1 == 0
+        return float(self.step_size) if inherited and along_mean and not isinstance(self.step_size, str) else None
+
+    @property
+    def coordinate_adaptive(self) -> bool:  # type: ignore[override]
         """Whether each coordinate's step depends on its own past updates; a mirror map is fixed."""
         return self._accumulate is not None
 
     @property
-    def client_adaptive(self) -> bool:
+    def client_adaptive(self) -> bool:  # type: ignore[override]
         """Whether the step depends on how much clients differ."""
         return self.adaptive
 
-    def on_aggregate_end(self, loop: FederatedLoop, update: RoundUpdate) -> None:
-        """Apply the round's update to the loop's global weights."""
-        loop.eta_g = self.step(loop.weights, update)
-
     @torch.no_grad()
     def step(self, weights: Tensor, update: RoundUpdate) -> float:
-        """Move the weights, in place, by one round's update.
-
-        Args:
-            weights: the global weights ``w_t``, flat.
-            update: the round's mean update and squared norms, which stay as they are.
-
-        Returns:
-            The global learning rate η; 0 where the direction vanishes, and then the weights stay.
-        """
+        """Move the weights, in place; return η, or 0 where the direction vanishes, and then the weights stay."""
         self._prepare(weights, update)
         self._rounds += 1
         self._m = self.beta1 / 2 * self._m + (1 - self.beta1) * update.half_mean_squared_norm()
         # Where there is memory to keep G⁻¹ v in, it is not computed again for the move. Compiled, that takes less time
         # than to write and read it.
-        keeps = self._s is not None and self._needs_norm and self._kernels is None
+        keeps = self._s is not None and self._needs_norm and not self._passes.compiled
         kept = update.spare if keeps else None
-        squared_norm = self._update_moments(update.mean_delta, kept)
-        line = None if self.mirror_map is None else self.mirror_map.line(weights, self._direction(update.mean_delta))
+        squared_norm = self._passes.moments(update.mean_delta, self._v, self._s, self._s_scale, kept)
+        direction = update.mean_delta if self._v is None else self._v
+        line = None if self.mirror_map is None else self.mirror_map.line(weights, direction)
         if line is None:
             eta = self._eta(squared_norm, largest=torch.finfo(weights.dtype).max)
         else:
@@ -177,17 +177,12 @@ class FedDuAServer(FederatedCallback):
             )
             return 0.0
         scale = eta * self._bias_correction(self.beta1)
-        if line is not None:
+        if line is None:
+            direction, s = (direction, self._s) if kept is None else (kept, None)
+            self._passes.move(weights, direction, s, scale, self._s_scale)
+        elif math.isfinite(eta):
             # An update that is not finite shows as η = NaN, and moves nothing.
-            if math.isfinite(eta):
-                line.move(scale)
-            return eta
-        direction, s = (self._direction(update.mean_delta), self._s) if kept is None else (kept, None)
-        if self._kernels is not None:
-            self._kernels.move(weights, direction, s, scale, self._s_correction)
-            return eta
-        for w, v_part, s_part in chunks(weights, direction, s, size=chunk_size(weights.device, kept=True)):
-            self._move(w, v_part, s_part, scale, self._s_correction)
+            line.move(scale)
         return eta
 
     def _prepare(self, weights: Tensor, update: RoundUpdate) -> None:
@@ -203,34 +198,14 @@ class FedDuAServer(FederatedCallback):
         # A loaded state may come from another device.
         self._s = None if self._s is None else self._s.to(weights)
         self._v = None if self._v is None else self._v.to(weights)
-        if self.compiled and self._kernels is None:
-            kernels = ServerKernels(self._moments, self._move)
-            self.compiled = kernels.compile(weights, update.mean_delta, self._v, self._s)
-            self._kernels = kernels if self.compiled else None
+        self._passes.prepare(weights, update.mean_delta, self._v, self._s)
 
     @property
     def _needs_norm(self) -> bool:
         return self.adaptive or self.mirror_map is not None
 
-    def _update_moments(self, mean_delta: Tensor, kept: Tensor | None) -> Tensor | None:
-        """Bring v and s up to date; return ``‖v‖²_{G⁻¹}`` in float64 where the step needs it, and keep ``G⁻¹ v``."""
-        if self._kernels is not None:
-            return self._kernels.moments(mean_delta, self._v, self._s, self._s_correction)
-        total = torch.zeros((), dtype=scalar_dtype(mean_delta.device), device=mean_delta.device)
-        size = chunk_size(mean_delta.device, kept=True)
-        for delta, v, s, kept_part in chunks(mean_delta, self._v, self._s, kept, size=size):
-            part = self._moments(delta, v, s, self._s_correction, kept_part)
-            if part is not None:
-                total += part
-        return total if self._needs_norm else None
-
     def _moments(
-        self,
-        delta: Tensor,
-        v: Tensor | None,
-        s: Tensor | None,
-        s_correction: float | Tensor,
-        kept: Tensor | None = None,
+        self, delta: Tensor, v: Tensor | None, s: Tensor | None, s_scale: float | Tensor, kept: Tensor | None = None
     ) -> Tensor | None:
         """Bring v and s up to date, for a part of the vectors; return its part of ``‖v‖²_{G⁻¹}``, if needed.
 
@@ -243,24 +218,23 @@ class FedDuAServer(FederatedCallback):
         if not self._needs_norm:
             return None
         direction = delta if v is None else v
-        step = self._precondition(direction, s, s_correction, kept)
+        step = self._precondition(direction, s, s_scale, kept)
         dtype = scalar_dtype(delta.device)
         first = self._scratch.cast("direction", direction, dtype)
         second = first if step is direction else self._scratch.cast("step", step, dtype)
         # A compiler makes one pass of a product and its sum, but calls a library for `dot`.
         return (first * second).sum() if torch.compiler.is_compiling() else torch.dot(first, second)
 
-    def _move(
-        self, w: Tensor, v: Tensor, s: Tensor | None, scale: float | Tensor, s_correction: float | Tensor
-    ) -> None:
+    def _move(self, w: Tensor, v: Tensor, s: Tensor | None, scale: float | Tensor, s_scale: float | Tensor) -> None:
         """``w += η G⁻¹ v``, for a part of the vectors."""
-        step = self._precondition(v, s, s_correction)
+        step = self._precondition(v, s, s_scale)
         w.add_(step * scale) if isinstance(scale, Tensor) else w.add_(step, alpha=scale)
 
     def _eta(self, squared_norm: Tensor | None, largest: float) -> float:
-        if squared_norm is None:
-            assert not isinstance(self.step_size, str)
+        """``m / (‖v‖²_{G⁻¹} + ε_g)``, or the constant."""
+        if not isinstance(self.step_size, str):
             return float(self.step_size)
+        assert squared_norm is not None
         correction = self._bias_correction(self.beta1)
         norm = correction**2 * squared_norm.item()
         # Written so that a direction that vanishes or underflows gives 0, and NaN passes through to be seen.
@@ -270,6 +244,7 @@ class FedDuAServer(FederatedCallback):
         return 0.0 if eta > largest else eta
 
     def _mirror_eta(self, line: DualLine, squared_norm: Tensor | None) -> float:
+        """The root of ``h(η) + ε_g η = m``, or the constant."""
         assert squared_norm is not None
         norm = squared_norm.item()
         if not math.isfinite(norm) or not math.isfinite(self._m):
@@ -283,23 +258,18 @@ class FedDuAServer(FederatedCallback):
         eps_g = self.eps_g / correction**2
         return line.solve(self._m, eps_g, guess=self._m / (norm + eps_g)) / correction
 
-    def _direction(self, mean_delta: Tensor) -> Tensor:
-        return mean_delta if self._v is None else self._v
-
     @property
-    def _s_correction(self) -> float:
+    def _s_scale(self) -> float:
         """What √s is multiplied by."""
         return 1.0 if self.preconditioner == "adagrad" else self._bias_correction(self.beta2) ** 0.5
 
-    def _precondition(
-        self, v: Tensor, s: Tensor | None, s_correction: float | Tensor, out: Tensor | None = None
-    ) -> Tensor:
+    def _precondition(self, v: Tensor, s: Tensor | None, s_scale: float | Tensor, out: Tensor | None = None) -> Tensor:
         """``G⁻¹ v`` for one chunk; 0 where G is 0, be it by a coordinate that never moved or by underflow."""
         if s is None:
             return v
         scale = torch.sqrt(s, out=self._scratch.empty("scale", s) if out is None else out)
         if self.bias_correction:
-            scale.mul_(s_correction)
+            scale.mul_(s_scale)
         if self.eps > 0:
             scale.add_(self.eps)
         else:
@@ -311,15 +281,11 @@ class FedDuAServer(FederatedCallback):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the next round depends on, as tensors and numbers."""
-        state: dict[str, Any] = {"rule": type(self).__name__, "m": self._m, "rounds": self._rounds}
-        if self._s is not None:
-            state["s"] = self._s
-        if self._v is not None:
-            state["v"] = self._v
-        return state
+        vectors = {name: vector for name, vector in (("s", self._s), ("v", self._v)) if vector is not None}
+        return {"rule": type(self).__name__, "m": self._m, "rounds": self._rounds, **vectors}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from the state of another server of the same rule."""
+        """Continue from the state of another server of the same rule."""
         if state["rule"] != type(self).__name__:
             raise ConfigurationError(
                 f"The saved server state belongs to `{state['rule']}`, and this is `{type(self).__name__}`.",

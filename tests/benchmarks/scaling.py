@@ -11,10 +11,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from unittest.mock import patch
 
 import torch
 
 from lightning_feddua import FedDuAdagrad, FedDuAdam, FedDuAServer, RoundUpdate
+from lightning_feddua.servers import passes
 from tests.benchmarks.outside import ROOT, environment, in_ranks
 from tests.benchmarks.population import KINDS
 from tests.benchmarks.report import markdown
@@ -69,9 +71,11 @@ def server_table(sizes: Sequence[int], repetitions: int) -> str:
         update = RoundUpdate(torch.randn(d), torch.ones(20, dtype=torch.float64), spare=spare)
         servers = [rule() for rule, _ in kinds]
         for server, (_, compiled) in zip(servers, kinds, strict=True):
-            server.compiled = compiled
+            server.set_up(layout=None, compile=compiled)
         steps = [partial(server.step, weights, update) for server in servers]
-        copy, *seconds = _median_seconds([partial(target.copy_, weights), *steps], repetitions)
+        # Small vectors, too, to see from what size on compilation pays.
+        with patch.object(passes, "COMPILED_SERVER_SIZE", 0):
+            copy, *seconds = _median_seconds([partial(target.copy_, weights), *steps], repetitions)
         cells = [cell for step in seconds for cell in (f"{1000 * step:.3f}", f"{step / copy:.1f}")]
         rows.append([f"{d:,}", f"{1000 * copy:.4f}", *cells])
     names = [f"{rule.__name__}{' compiled' * compiled} (ms)" for rule, compiled in kinds]

@@ -59,7 +59,7 @@ def test_server_without_preset_keeps_the_recipe(tmp_path):
     ("arguments", "message"),
     [
         (["--server", "FedFoo"], "There is no server `FedFoo`. "),
-        (["--server", "os.path"], "`os.path` is not a `FedDuAServer`. "),
+        (["--server", "os.path"], "`os.path` is not a `Server`. "),
         (["--server", "os.nothing"], "There is no server `os.nothing`. "),
         (["--model", "torch.nn.Linear"], "`torch.nn.Linear` is not a `LightningModule`. "),
         (["--server.epz", "1"], "`server`, a `FedDuAdagrad`, has no argument `epz`. Write `eps` if that was meant"),

@@ -307,7 +307,7 @@ def test_a_vanishing_update_leaves_the_weights_and_says_so():
         (lambda: PNorm(1.0), r"`p=1.0` lies outside \(1, 2\]\. Choose"),
         (lambda: PNorm(2.5), r"`p=2.5` lies outside"),
         (lambda: PNorm(math.nan), r"`p=nan` lies outside"),
-        (lambda: Hypentropy(0.0), r"`beta=0.0` is not a positive number\. Choose"),
+        (lambda: Hypentropy(0.0), r"`beta=0.0` is not positive\. Give"),
         (lambda: Hypentropy(math.inf), r"`beta=inf` is not"),
         (lambda: FedDuAServer("adam", mirror_map=PNorm()), r"`preconditioner=adam` .* `PNorm\(p=1.5\)`\. Leave one"),
         (lambda: FedDuAServer(mirror_map=PNorm(), min_step=1.0), r"`min_step=1.0`"),

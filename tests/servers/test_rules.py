@@ -123,7 +123,7 @@ def test_eta_is_one_scalar_over_chunks(monkeypatch):
         update = RoundUpdate(deltas.mean(0), deltas.square().sum(1))
         eta = whole.step(a, update)
         with monkeypatch.context() as patch:
-            patch.setattr("lightning_feddua.parameters._CHUNK", 64)
+            patch.setattr("lightning_feddua.vectors._CHUNK_KEPT", 64)
             assert chunked.step(b, update) == pytest.approx(eta, rel=1e-13)
     torch.testing.assert_close(a, b, rtol=1e-12, atol=0)
 
@@ -218,40 +218,82 @@ def test_a_step_beyond_the_range_of_float32_is_not_taken():
     assert torch.equal(weights, torch.ones(3))
 
 
+@pytest.fixture
+def small_steps_compile(monkeypatch):
+    monkeypatch.setattr("lightning_feddua.servers.passes.COMPILED_SERVER_SIZE", 10)
+
+
+def is_compiled(server):
+    return server._passes.compiled
+
+
+@pytest.mark.usefixtures("small_steps_compile")
 @pytest.mark.parametrize("rule", [servers.FedDuAdam, servers.FedAdagrad, servers.FedExP])
 def test_a_compiled_step_is_the_eager_one(rule, recwarn):
     rng = torch.Generator().manual_seed(0)
     results = []
     for compiled in (False, True):
         server, weights = rule(), torch.zeros(1000)
-        server.compiled = compiled
+        server.set_up(layout=None, compile=compiled)
         for _ in range(4):
             delta = torch.randn(1000, generator=rng.manual_seed(0)) * 0.1
             server.step(weights, RoundUpdate(delta, torch.tensor([2.0, 3.0])))
-        assert server.compiled is compiled
+        assert is_compiled(server) is compiled
         results.append(weights)
     assert not [w for w in recwarn if "not compiled" in str(w.message)]
     torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.usefixtures("small_steps_compile")
 @pytest.mark.parametrize("rule", [servers.FedDuAdagrad, servers.FedDuAdam, servers.FedDuYogi, servers.FedExPM])
 def test_each_compiled_pass_is_one_loop(rule):
     """A second loop over the vectors would read them all again, and nothing but the time would show it."""
     server, weights = rule(), torch.zeros(1000)
-    server.compiled = True
+    server.set_up(layout=None, compile=True)
     torch._dynamo.reset()
     with fresh_cache():
         _, sources = run_and_get_code(server.step, weights, RoundUpdate(torch.randn(1000), torch.ones(2)))
-    assert server.compiled
+    assert is_compiled(server)
     assert [source.count("for(int64_t x0=") for source in sources] == [1, 1]
 
 
+@pytest.mark.usefixtures("small_steps_compile")
 def test_a_wrong_compiler_is_noticed(monkeypatch):
     monkeypatch.setattr(
         torch, "compile", lambda function, **_: lambda *args: function(*args) if len(args) == 4 else None
     )
     server, weights = servers.FedDuAdam(), torch.zeros(10)
-    server.compiled = True
+    server.set_up(layout=None, compile=True)
     with pytest.warns(UserWarning, match="computes something else"):
         server.step(weights, RoundUpdate(torch.ones(10), torch.tensor([20.0])))
     assert weights.norm() > 0
+    assert not is_compiled(server)
+
+
+def steps(server, compile=None):
+    """Weights after three steps, which start a new fit unless ``compile`` is left out."""
+    if compile is not None:
+        server.reset()
+        server.set_up(layout=None, compile=compile)
+    weights = torch.zeros(1000)
+    for round in range(3):
+        delta = torch.randn(1000, generator=torch.Generator().manual_seed(round))
+        server.step(weights, RoundUpdate(delta, torch.tensor([2.0, 3.0])))
+    return weights
+
+
+@pytest.mark.usefixtures("small_steps_compile")
+def test_a_server_is_compiled_anew_or_not_at_all_in_each_fit():
+    server = servers.FedDuAdam()
+    assert not is_compiled(server)
+    steps(server, compile=True)
+    assert is_compiled(server)
+    again = steps(server, compile=False)
+    assert not is_compiled(server)
+    assert torch.equal(again, steps(servers.FedDuAdam()))
+
+
+def test_small_steps_are_not_compiled():
+    server = servers.FedDuAdagrad()
+    steps(server, compile=True)
+    assert not is_compiled(server)

@@ -1,6 +1,6 @@
 from torch import Tensor
 
-from lightning_feddua.errors import ConfigurationError
+from lightning_feddua.checks import check_finite_positive
 from lightning_feddua.servers.mirror_maps.base import MirrorMap
 
 
@@ -22,8 +22,7 @@ class Hypentropy(MirrorMap):
     separable = True
 
     def __init__(self, beta: float = 1.0) -> None:
-        if not 0 < beta < float("inf"):
-            raise ConfigurationError(f"`beta={beta}` is not a positive number.", "Choose one, such as 1.0.")
+        check_finite_positive("beta", beta)
         self.beta = beta
 
     def grad_psi(self, w: Tensor) -> Tensor:
