@@ -148,7 +148,7 @@ class FederatedLoop(LoopAttributes):
         run, population = self.run, len(federation.client_ids)
         size = self.sampler.size(population)
         federation.configure_optimizers(self.settings)
-        check_algorithm(self.client, federation, size or 0, self.local_steps, str(self.engine))
+        check_algorithm(self.client, federation, size or 0, self.local_steps, self.engine)
         transforms = self.settings.all_transforms()
         if self.on_client_error == "skip" or transforms:
             check_unequal(self.client)
@@ -275,7 +275,7 @@ class FederatedLoop(LoopAttributes):
 
     def _results(self) -> dict[str, Any]:
         """What a loop knows after a call, besides the model."""
-        parts = {"server": self.server, "client": self.client, "run": self.run}
+        parts: dict[str, Any] = {"server": self.server, "client": self.client, "run": self.run}
         return {"folder": str(self.run.folder), **{name: part.state_dict() for name, part in parts.items()}}
 
     def _take_results(self, results: dict[str, Any]) -> None:

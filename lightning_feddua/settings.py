@@ -21,7 +21,7 @@ from lightning_feddua.checks import (
     check_whole,
 )
 from lightning_feddua.clients import LocalTraining
-from lightning_feddua.engines.base import AUTO, Engine, find_engine
+from lightning_feddua.engines.base import AUTO, Engine, LocalWork, find_engine
 from lightning_feddua.errors import ConfigurationError
 from lightning_feddua.sampling import ClientSampler
 from lightning_feddua.servers import Server
@@ -188,6 +188,10 @@ class RunSettings:
                 "Give one of the two.",
             )
 
+    def local_work(self, batch_size: int) -> LocalWork:
+        """How much a client does in a round."""
+        return LocalWork(self.local_steps, self.local_epochs, batch_size, self.gradient_clip_val)
+
     def all_transforms(self) -> list[UpdateTransform]:
         """The transforms, with that of ``max_update_norm`` before them."""
         clip = [] if self.max_update_norm is None else [ClipUpdateNorm(self.max_update_norm)]
@@ -212,10 +216,10 @@ P = ParamSpec("P")
 Owner = TypeVar("Owner")
 
 
-def takes(settings: Callable[P, Any]) -> Callable[[Callable[..., None]], Callable[Concatenate[Owner, P], None]]:
+def takes(settings: Callable[P, Any]) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
     """Give a constructor, for type checkers, editors and ``help``, the arguments of another class."""
 
-    def decorate(function: Callable[..., None]) -> Callable[Concatenate[Owner, P], None]:
+    def decorate(function: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
         own = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
         parameters = [own, *signature(settings).parameters.values()]
         function.__signature__ = Signature(parameters, return_annotation=None)  # type: ignore[attr-defined]

@@ -29,7 +29,7 @@ class Simulation(Backend):
         self._federation, self._algorithm = training.federation, training.algorithm
         self._settings, self._weights = training.settings, training.weights
         self._fabric = fabric = training.federation.fabric
-        self._work = self._federation.local_work(self._settings)
+        self._work = self._settings.local_work(self._federation.datamodule.batch_size)
         size, dtype = self._weights.numel(), self._weights.dtype
         self.states = ClientStates(fabric, self._algorithm.client_state, size, dtype, self._settings.client_states)
         population = len(self._federation.client_ids)

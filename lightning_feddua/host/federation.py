@@ -98,7 +98,7 @@ class Federation:
         """
         self.view.max_rounds = settings.max_rounds
         self.view.gradient_clip_val = settings.gradient_clip_val
-        self.view.start_client(self.local_work(settings), lambda: int(self.sizes.max()))
+        self.view.start_client(settings.local_work(self.datamodule.batch_size), lambda: int(self.sizes.max()))
         self.view.local_optimizers = self.optimizers = LocalOptimizers(self.module, self.view.strategy)
 
     def check_frozen(self) -> None:
@@ -162,11 +162,6 @@ class Federation:
         """A copy of the module's trainable parameters for the server, in float32 at least."""
         vector = self.parameters.vector
         return vector.to(torch.promote_types(vector.dtype, torch.float32), copy=True)
-
-    def local_work(self, settings: RunSettings) -> LocalWork:
-        """How much a client does in a round."""
-        batch_size = self.datamodule.batch_size
-        return LocalWork(settings.local_steps, settings.local_epochs, batch_size, settings.gradient_clip_val)
 
     @contextmanager
     def training(self, weights: Tensor) -> Iterator[None]:

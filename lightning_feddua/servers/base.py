@@ -97,7 +97,7 @@ class Server(FederatedCallback, ABC):
 
     def on_aggregate_end(self, loop: FederatedLoop, update: RoundUpdate) -> None:
         """Apply the round's update to the loop's global weights."""
-        eta: Any = self.step(loop.weights, update)
+        eta: Any = self.step(loop.run.known_weights, update)
         if isinstance(eta, Tensor | np.ndarray) and eta.ndim == 0:
             eta = eta.item()
         if isinstance(eta, bool) or not isinstance(eta, Real):
