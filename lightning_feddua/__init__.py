@@ -1,6 +1,8 @@
 """Federated learning for PyTorch Lightning, and the reference implementation of FedDuA (arXiv 2505.11126)."""
 
 from lightning_feddua.__about__ import __version__
+from lightning_feddua.aggregation.backend import Backend
+from lightning_feddua.aggregation.transforms import ClipUpdateNorm, UpdateTransform
 from lightning_feddua.aggregation.update import RoundUpdate
 from lightning_feddua.callbacks import FederatedCallback
 from lightning_feddua.clients import (
@@ -18,6 +20,8 @@ from lightning_feddua.clients import (
 from lightning_feddua.data import FederatedDataModule
 from lightning_feddua.errors import ClientError, ConfigurationError
 from lightning_feddua.loop import FederatedLoop
+from lightning_feddua.run import Run
+from lightning_feddua.sampling import ClientSampler, UniformSampler
 from lightning_feddua.servers import (
     FedAdagrad,
     FedAdam,
@@ -38,7 +42,10 @@ from lightning_feddua.servers import (
 
 __all__ = [
     "AdaAlter",
+    "Backend",
     "ClientError",
+    "ClientSampler",
+    "ClipUpdateNorm",
     "ConfigurationError",
     "FedAdagrad",
     "FedAdam",
@@ -65,8 +72,12 @@ __all__ = [
     "MirrorMap",
     "PNorm",
     "RoundUpdate",
+    "Run",
+    "RunSettings",
     "Scaffnew",
     "Scaffold",
     "Server",
+    "UniformSampler",
+    "UpdateTransform",
     "__version__",
 ]
