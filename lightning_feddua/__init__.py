@@ -5,6 +5,7 @@ from lightning_feddua.aggregation.update import RoundUpdate
 from lightning_feddua.callbacks import FederatedCallback
 from lightning_feddua.clients import (
     AdaAlter,
+    Combined,
     FedDualAvg,
     FedMid,
     FedProx,
@@ -39,6 +40,7 @@ from lightning_feddua.servers import (
 __all__ = [
     "AdaAlter",
     "ClientError",
+    "Combined",
     "ConfigurationError",
     "FedAdagrad",
     "FedAdam",

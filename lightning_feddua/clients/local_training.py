@@ -13,7 +13,7 @@ from lightning_feddua.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from lightning_feddua.aggregation.update import RoundUpdate
-    from lightning_feddua.servers import FedDuAServer
+    from lightning_feddua.servers import Server
 
 
 @dataclass
@@ -111,11 +111,23 @@ class LocalTraining:
         """Whether it changes gradients."""
         return self._overrides("correct")
 
+    @property
+    def parts(self) -> list[LocalTraining]:
+        """The algorithms that this one is made of: only itself, unless it combines others."""
+        return [self]
+
+    def attributes(self) -> dict[str, Any]:
+        """What local steps may depend on besides ``vectors``. Compiled steps take these as constants."""
+        return {name: value for name, value in vars(self).items() if name != "vectors"}
+
     def _overrides(self, name: str) -> bool:
         return getattr(type(self), name) is not getattr(LocalTraining, name)
 
-    def check_server(self, server: FedDuAServer) -> None:
-        """One clear error for a server rule that the algorithm cannot work with."""
+    def check_server(self, server: Server) -> None:
+        """Raise one clear error for a server rule that the algorithm cannot work with.
+
+        ``server.mean_step`` and ``server.averages`` tell whether the rule is a step along the mean update.
+        """
 
     def set_up(self, weights: Tensor, population: int, local_steps: int | None) -> None:
         """Begin a run: make the server side's vectors.
@@ -181,16 +193,19 @@ class LocalTraining:
         return {"algorithm": type(self).__name__, "vectors": dict(self.vectors), "numbers": dict(self.numbers)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from the state of another run of the same algorithm."""
+        """Continue from the state of another run of the same algorithm."""
+        self._check_state(state)
+        for name, vector in state["vectors"].items():
+            known = self.vectors.get(name)
+            self.vectors[name] = vector.clone() if known is None else known.copy_(vector)
+        self.numbers = dict(state["numbers"])
+
+    def _check_state(self, state: dict[str, Any]) -> None:
         if state["algorithm"] != type(self).__name__:
             raise ConfigurationError(
                 f"The saved client state belongs to `{state['algorithm']}`, and this is `{type(self).__name__}`.",
                 "Resume with the same client algorithm, or start afresh.",
             )
-        for name, vector in state["vectors"].items():
-            known = self.vectors.get(name)
-            self.vectors[name] = vector.clone() if known is None else known.copy_(vector)
-        self.numbers = dict(state["numbers"])
 
 
 def broadcast(vector: Tensor, like: Tensor) -> Tensor:

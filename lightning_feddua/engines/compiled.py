@@ -71,8 +71,7 @@ class CompiledSteps:
             return "a scheduler changes learning rates between local steps"
         if self._algorithm.numbers:
             return f"`{type(self._algorithm).__name__}` keeps numbers that change between rounds"
-        attributes = {name: value for name, value in vars(self._algorithm).items() if name != "vectors"}
-        if any(isinstance(leaf, Tensor) for leaf in tree_leaves(attributes)):
+        if any(isinstance(leaf, Tensor) for leaf in tree_leaves(self._algorithm.attributes())):
             return f"`{type(self._algorithm).__name__}` keeps tensors outside its `vectors`"
         return None
 
@@ -118,7 +117,8 @@ class CompiledSteps:
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         # What is not a tensor becomes a constant of the trace.
         constants = [repr(leaf) for leaf in leaves if not isinstance(leaf, Tensor)]
-        constants += [f"{k}={v}" for k, v in vars(self._algorithm).items() if isinstance(v, bool | int | float | str)]
+        attributes = self._algorithm.attributes()
+        constants += [f"{k}={v}" for k, v in attributes.items() if isinstance(v, bool | int | float | str)]
         shapes = tuple((tuple(t.shape), t.dtype, t.stride()) for t in tensors)
         key = (str(epochs), str(clip), shapes, str(spec), tuple(constants))
         if key in self._compiled:
