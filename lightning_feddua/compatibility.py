@@ -1,4 +1,4 @@
-"""What a client algorithm needs of a run: each unmet need is one clear error before training."""
+"""Whether a run has what a client algorithm needs; if not, one clear error before training says so."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check_algorithm(
         federation: the module and its clients, with optimizers.
         cohort_size: how many clients take part in a round.
         local_steps: the loop's setting.
-        engine: the engine that was asked for.
+        engine: the engine that the user asked for.
     """
     for part in algorithm.parts:
         _check_part(part, federation, cohort_size, local_steps, engine)
