@@ -7,6 +7,7 @@ from lightning_feddua.aggregation.update import RoundUpdate
 from lightning_feddua.callbacks import FederatedCallback
 from lightning_feddua.clients import (
     AdaAlter,
+    Combined,
     FedDualAvg,
     FedMid,
     FedProx,
@@ -46,6 +47,7 @@ __all__ = [
     "ClientError",
     "ClientSampler",
     "ClipUpdateNorm",
+    "Combined",
     "ConfigurationError",
     "FedAdagrad",
     "FedAdam",

@@ -1,4 +1,4 @@
-"""What a client algorithm needs of a run: each unmet need is one clear error before training."""
+"""Whether a run has what a client algorithm needs; if not, one clear error before training says so."""
 
 from __future__ import annotations
 
@@ -23,8 +23,15 @@ def check_algorithm(
         federation: the module and its clients, with optimizers.
         cohort_size: how many clients take part in a round.
         local_steps: the loop's setting.
-        engine: the engine that was asked for.
+        engine: the engine that the user asked for.
     """
+    for part in algorithm.parts:
+        _check_part(part, federation, cohort_size, local_steps, engine)
+
+
+def _check_part(
+    algorithm: LocalTraining, federation: Federation, cohort_size: int, local_steps: int | None, engine: str
+) -> None:
     name, module = type(algorithm).__name__, type(federation.module).__name__
     population = len(federation.client_ids)
     if engine == "vectorized" and not algorithm.supports_vectorized:
@@ -52,13 +59,14 @@ def check_algorithm(
 
 
 def check_unequal(algorithm: LocalTraining) -> None:
-    """One clear error for an algorithm that needs each client's update, whole, in each round."""
-    if algorithm.needs_all_clients:
-        raise ConfigurationError(
-            f"`{type(algorithm).__name__}` needs all clients as they are in each round, and clients that fail would be"
-            " left out or long updates clipped.",
-            'Use `on_client_error="raise"` and `max_update_norm=None`.',
-        )
+    """Raise one clear error for an algorithm that needs each client's update, unchanged, in each round."""
+    for part in algorithm.parts:
+        if part.needs_all_clients:
+            raise ConfigurationError(
+                f"`{type(part).__name__}` needs all clients as they are in each round, and clients that fail would be"
+                " left out or long updates clipped.",
+                'Use `on_client_error="raise"` and `max_update_norm=None`.',
+            )
 
 
 def _varying_lr(federation: Federation) -> str | None:

@@ -112,8 +112,10 @@ def _describe(name: str, value: Any, depth: int = 2) -> dict[str, Any]:
     attributes = getattr(value, "__dict__", {})
     described.update(_plain_items(f"{name}.", attributes))
     for key, inner in attributes.items():
-        if depth and not key.startswith("_") and hasattr(inner, "__dict__") and not callable(inner):
-            described.update(_describe(f"{name}.{key}", inner, depth - 1))
+        listed = {f".{i}": item for i, item in enumerate(inner)} if isinstance(inner, list | tuple) else {"": inner}
+        for place, item in listed.items():
+            if depth and not key.startswith("_") and hasattr(item, "__dict__") and not callable(item):
+                described.update(_describe(f"{name}.{key}{place}", item, depth - 1))
     return described
 
 

@@ -1,4 +1,5 @@
 from lightning_feddua.clients.adaalter import AdaAlter
+from lightning_feddua.clients.combined import Combined
 from lightning_feddua.clients.feddualavg import FedDualAvg
 from lightning_feddua.clients.fedmid import FedMid
 from lightning_feddua.clients.fedprox import FedProx
@@ -9,6 +10,7 @@ from lightning_feddua.clients.scaffold import Scaffold
 
 __all__ = [
     "AdaAlter",
+    "Combined",
     "FedDualAvg",
     "FedMid",
     "FedProx",

@@ -43,7 +43,7 @@ class FedMid(LocalTraining):
             )
 
     def set_up(self, weights: Tensor, population: int, local_steps: int | None) -> None:
-        """Nothing is kept."""
+        """Only the number of steps is needed."""
         assert local_steps is not None
         self._steps = local_steps
 

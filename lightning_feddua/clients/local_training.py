@@ -1,4 +1,4 @@
-"""What a client algorithm may do in a round, and plain local training, which does nothing of it."""
+"""The base of all client algorithms: plain local training, with a method for each thing that may be changed."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from lightning_feddua.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from lightning_feddua.aggregation.update import RoundUpdate
-    from lightning_feddua.servers import FedDuAServer
+    from lightning_feddua.servers import Server
 
 
 @dataclass
 class LocalRound:
     """What an algorithm knows while a client trains, or a stack of n clients together.
 
-    A client's vectors have d elements, those of a stack have shape (n, d); what all clients share has d elements, so
-    that the same elementwise code serves both.
+    A client's vectors have d elements, and those of a stack have shape (n, d). Vectors that all clients share have d
+    elements, so the same elementwise code works for both.
 
     Args:
         anchor: the global weights ``w_t`` that the round started from; shared.
         lr: the local learning rate of this round.
-        step: how many local steps have been made.
+        step: how many local steps are done.
         state: the vectors that each client keeps between rounds, by name; changed in place.
-        full_gradient: ``∇F_i(w_t)`` over all of a client's data, where the algorithm asks for it.
-        anchor_gradient: the gradient at ``w_t`` of the present minibatch, where the algorithm asks for it.
+        full_gradient: ``∇F_i(w_t)`` over all of a client's data, if the algorithm asks for it.
+        anchor_gradient: the gradient at ``w_t`` of the current minibatch, if the algorithm asks for it.
         scratch: vectors that an algorithm keeps for the round.
-        scalars: the numbers named in ``client_scalars`` that each client sends; of a stack, one element a client.
+        scalars: the numbers named in ``client_scalars``, set in ``finish``. In a stack, a number holds for all clients,
+            and a tensor has one element for each.
     """
 
     anchor: Tensor
@@ -47,9 +48,10 @@ class LocalRound:
 class LocalTraining:
     """Plain local training: steps of the module's own optimizer, and the base of all client algorithms.
 
-    An algorithm changes gradients before a step or weights after it, keeps vectors for each client, sends vectors along
-    with the update, and has a server side. What it does not override costs nothing. Both engines run the same code, the
-    vectorized one with a first axis of clients. What it keeps between rounds goes into ``vectors`` and ``numbers``.
+    An algorithm may change gradients before a step and weights after it, keep vectors for each client, send vectors and
+    numbers along with the update, and do something after the server's step. Methods that it does not override cost
+    nothing. Both engines run the same code; in the vectorized one, vectors have a first axis of clients. The state of
+    the server side between rounds goes into ``vectors`` and ``numbers``.
 
     Example:
         Local steps that pull towards the global weights, with a strength that fades with the steps:
@@ -59,15 +61,15 @@ class LocalTraining:
         ...         gradient.add_(weights - local.anchor, alpha=1 / (1 + local.step))
     """
 
-    # Vectors of each client that last over rounds (zero at first), vectors that are averaged with the updates, and
-    # numbers of which the server sees each client's own.
+    # Vectors that each client keeps between rounds (zero at first), vectors that are averaged along with the updates,
+    # and numbers that each client sends to the server.
     client_state: tuple[str, ...] = ()
     extra_vectors: tuple[str, ...] = ()
     client_scalars: tuple[str, ...] = ()
     # What local steps adapt to: each coordinate's own gradients, and how this client differs from the others.
     coordinate_adaptive: bool = False
     client_adaptive: ClassVar[bool] = False
-    # What the algorithm needs, checked before a run starts.
+    # What the algorithm needs; checked before a run starts.
     needs_full_gradient: bool = False
     needs_anchor_gradient: ClassVar[bool] = False
     needs_mean_gradient: ClassVar[bool] = False
@@ -92,18 +94,18 @@ class LocalTraining:
 
     @property
     def vectors_sent(self) -> int:
-        """How many vectors of the model's size a client sends in a round, its update among them."""
+        """How many vectors of the model's size a client sends in a round, including its update."""
         return 1 + len(self.extra_vectors) + self.needs_mean_gradient
 
     @property
     def gradient_evaluations(self) -> str:
-        """What a client computes in a round of τ steps: gradients of minibatches, and of all of its data."""
+        """What a client computes in a round of τ steps: gradients of minibatches, and of all its data."""
         full = self.needs_full_gradient or self.needs_mean_gradient
         return ("2τ" if self.needs_anchor_gradient else "τ") + " + full" * full
 
     @property
     def draws_steps(self) -> bool:
-        """Whether the number of local steps is drawn anew in each round."""
+        """Whether the number of local steps is drawn at random in each round."""
         return self._overrides("local_steps")
 
     @property
@@ -111,14 +113,26 @@ class LocalTraining:
         """Whether it changes gradients."""
         return self._overrides("correct")
 
+    @property
+    def parts(self) -> list[LocalTraining]:
+        """The algorithms that this one is made of: only itself, unless it combines others."""
+        return [self]
+
+    def attributes(self) -> dict[str, Any]:
+        """What local steps may depend on besides ``vectors``. Compiled steps take these as constants."""
+        return {name: value for name, value in vars(self).items() if name != "vectors"}
+
     def _overrides(self, name: str) -> bool:
         return getattr(type(self), name) is not getattr(LocalTraining, name)
 
-    def check_server(self, server: FedDuAServer) -> None:
-        """One clear error for a server rule that the algorithm cannot work with."""
+    def check_server(self, server: Server) -> None:
+        """Raise one clear error for a server rule that the algorithm cannot work with.
+
+        ``server.mean_step`` and ``server.averages`` tell whether the rule is a step along the mean update.
+        """
 
     def set_up(self, weights: Tensor, population: int, local_steps: int | None) -> None:
-        """Begin a run: make the server side's vectors.
+        """Start a run: create the server side's vectors.
 
         Args:
             weights: the initial global weights.
@@ -127,11 +141,11 @@ class LocalTraining:
         """
 
     def local_steps(self, rng: np.random.Generator, local_steps: int | None) -> int | None:
-        """How many local steps all clients make in a round.
+        """How many local steps each client does in a round.
 
         Args:
             rng: the round's own generator.
-            local_steps: the loop's setting; None where it counts epochs.
+            local_steps: the loop's setting; None if it counts epochs.
         """
         return local_steps
 
@@ -140,7 +154,7 @@ class LocalTraining:
 
         Args:
             lr: the local learning rate of the round.
-            mean_gradient: the mean of the cohort's full gradients, where the algorithm asks for it.
+            mean_gradient: the mean of the cohort's full gradients, if the algorithm asks for it.
         """
 
     def start(self, local: LocalRound) -> None:
@@ -150,30 +164,30 @@ class LocalTraining:
         """Change the (clipped) gradient, in place, before the optimizer's step.
 
         Args:
-            gradient: of the minibatch at the client's weights.
+            gradient: the gradient of the minibatch at the client's weights.
             weights: the client's weights.
-            local: what else is known.
+            local: everything else about the round.
         """
 
     def project(self, weights: Tensor, local: LocalRound) -> None:
         """Change the weights, in place, after the optimizer's step."""
 
     def finish(self, delta: Tensor, local: LocalRound) -> dict[str, Tensor]:
-        """After the last local step: bring ``local.state`` up to date, and return the extra vectors.
+        """After the last local step: update ``local.state``, set ``local.scalars``, and return the extra vectors.
 
         Args:
             delta: the client's update, which may be changed in place.
-            local: what else is known.
+            local: everything else about the round.
         """
         return {}
 
     def aggregate(self, weights: Tensor, update: RoundUpdate, eta_g: float) -> None:
-        """After the server's step: bring the server side up to date.
+        """After the server's step: update the server side.
 
         Args:
             weights: the new global weights, which may be changed in place.
-            update: the round's means, extra vectors among them.
-            eta_g: the step that the server has made.
+            update: the round's means, including those of the extra vectors, and the clients' numbers.
+            eta_g: the server's step in this round.
         """
 
     def state_dict(self) -> dict[str, Any]:
@@ -181,16 +195,19 @@ class LocalTraining:
         return {"algorithm": type(self).__name__, "vectors": dict(self.vectors), "numbers": dict(self.numbers)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from the state of another run of the same algorithm."""
+        """Continue from the state of another run of the same algorithm."""
+        self._check_state(state)
+        for name, vector in state["vectors"].items():
+            known = self.vectors.get(name)
+            self.vectors[name] = vector.clone() if known is None else known.copy_(vector)
+        self.numbers = dict(state["numbers"])
+
+    def _check_state(self, state: dict[str, Any]) -> None:
         if state["algorithm"] != type(self).__name__:
             raise ConfigurationError(
                 f"The saved client state belongs to `{state['algorithm']}`, and this is `{type(self).__name__}`.",
                 "Resume with the same client algorithm, or start afresh.",
             )
-        for name, vector in state["vectors"].items():
-            known = self.vectors.get(name)
-            self.vectors[name] = vector.clone() if known is None else known.copy_(vector)
-        self.numbers = dict(state["numbers"])
 
 
 def broadcast(vector: Tensor, like: Tensor) -> Tensor:

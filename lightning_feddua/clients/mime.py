@@ -19,9 +19,9 @@ STATISTICS = ("none", "momentum", "adam")
 class MimeLite(LocalTraining):
     """Local steps ``y −= η_l U(g, s)`` with server statistics ``s`` that only full gradients change.
 
-    ``U`` is momentum, ``(1 − β₁) g + β₁ m``, or Adam, the same divided by ``√v + ε``. After a round ``m`` and ``v``
-    take in the mean of the clients' full gradients at ``w_t``, one pass over their data more. The module's optimizer is
-    plain SGD.
+    ``U`` is momentum, ``(1 − β₁) g + β₁ m``, or Adam, which divides that by ``√v + ε``. After a round ``m`` and ``v``
+    are updated with the mean of the clients' full gradients at ``w_t``, which takes one more pass over their data. The
+    module's optimizer must be plain SGD.
 
     Args:
         statistics: ``"momentum"``, ``"adam"``, or ``"none"``.

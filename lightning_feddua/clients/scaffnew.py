@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 class Scaffnew(LocalTraining):
-    """ProxSkip for federated averaging: steps ``x −= γ (g − h_i)``, communication by chance (Mishchenko et al., 2022).
+    """ProxSkip for federated averaging: steps ``x −= γ (g − h_i)``, random communication (Mishchenko et al., 2022).
 
-    After each local step all clients communicate with probability p, so that the number of steps in a round is
-    geometric and the same for all. Then ``h_i += (p/γ) (x̄ − x̂_i)``, where ``x̄`` is the mean of the clients' ``x̂_i``
-    and γ the local learning rate. All clients take part in each round, and the server averages.
+    After each local step all clients communicate with probability p, so the number of steps in a round is geometric and
+    the same for all clients. Then ``h_i += (p/γ) (x̄ − x̂_i)``, where ``x̄`` is the mean of the clients' ``x̂_i`` and γ the
+    local learning rate. All clients take part in each round, and the server averages.
 
     Args:
         probability: p; by default ``1 / local_steps``, for as many local steps on average.

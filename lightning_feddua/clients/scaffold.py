@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 class Scaffold(LocalTraining):
     """SCAFFOLD: control variates take the drift out of local steps (Karimireddy et al., 2020).
 
-    Each client keeps ``c_i`` and steps along ``g + c − c_i``; the server keeps their mean ``c``. Works with every
-    server rule, FedDuA's among them.
+    Each client keeps ``c_i`` and steps along ``g + c − c_i``; the server keeps their mean ``c``. It works with every
+    server rule, including FedDuA's.
 
     Args:
         option: how a client renews ``c_i``: ``"II"``, from its own path, ``c_i − c − Δ_i / (τ η_l)``, at no cost;
-            ``"I"``, the gradient of all its data at ``w_t``, one pass over the data more.
+            ``"I"``, the gradient of all its data at ``w_t``, which takes one more pass over the data.
     """
 
     client_state = ("c_i",)
@@ -48,7 +48,7 @@ class Scaffold(LocalTraining):
         gradient.add_(local.scratch["correction"])
 
     def finish(self, delta: Tensor, local: LocalRound) -> dict[str, Tensor]:
-        """Renew ``c_i``, and tell the server by how much it changed."""
+        """Renew ``c_i``, and send its change to the server."""
         c_i = local.state["c_i"]
         if local.full_gradient is not None:
             change = local.full_gradient - c_i

@@ -5,6 +5,7 @@
 
 from lightning_feddua.clients import (
     AdaAlter,
+    Combined,
     FedDualAvg,
     FedMid,
     FedProx,
@@ -21,15 +22,15 @@ from lightning_feddua.servers import (
     FedAvgM,
     FedDuAdagrad,
     FedDuAdam,
-    FedDuAServer,
     FedDuYogi,
     FedExP,
     FedExPM,
     FedYogi,
+    Server,
 )
 
 # A method is a server rule and what its clients do; one of the two is plain in most.
-METHODS: dict[str, tuple[FedDuAServer, LocalTraining]] = {
+METHODS: dict[str, tuple[Server, LocalTraining]] = {
     **{
         type(server).__name__: (server, LocalTraining())
         for server in (
@@ -57,6 +58,7 @@ METHODS: dict[str, tuple[FedDuAServer, LocalTraining]] = {
     "FedMid": (FedAvg(), FedMid(l1=0.01)),
     "FedDualAvg": (FedAvg(), FedDualAvg(l1=0.01)),
     "FedDuAdagrad + Scaffold": (FedDuAdagrad(), Scaffold()),
+    "FedDuAdagrad + FedProx + Scaffold": (FedDuAdagrad(), Combined([FedProx(), Scaffold()])),
 }
 _HEADER = (
     "method",
@@ -75,7 +77,7 @@ def markdown() -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def _row(name: str, server: FedDuAServer, client: LocalTraining) -> tuple[str, ...]:
+def _row(name: str, server: Server, client: LocalTraining) -> tuple[str, ...]:
     return (
         name,
         _mark(server.coordinate_adaptive or client.coordinate_adaptive),

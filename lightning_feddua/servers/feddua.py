@@ -41,7 +41,7 @@ class FedDuAServer(Server):
         step_size: ``"adaptive"`` for FedDuA's step, or a constant global learning rate η_g.
         beta1: momentum of the direction; 0 for none.
         beta2: memory of the Adam and Yogi accumulators.
-        eps: added to √s, for stability. With 0, coordinates that never moved stay where they are.
+        eps: added to √s, for stability. With 0, coordinates that have never moved stay where they are.
         eps_g: added to the denominator of the adaptive step, for stability.
         min_step: lower bound of the adaptive step (FedExP's original paper has 1.0); identity preconditioner only.
         heavy_ball: accumulate the direction undamped, ``v = β₁ v + Δ̄``; constant steps only.
@@ -207,7 +207,7 @@ class FedDuAServer(Server):
     def _moments(
         self, delta: Tensor, v: Tensor | None, s: Tensor | None, s_scale: float | Tensor, kept: Tensor | None = None
     ) -> Tensor | None:
-        """Bring v and s up to date, for a part of the vectors; return its part of ``‖v‖²_{G⁻¹}``, if needed.
+        """Update v and s, for a part of the vectors; return its part of ``‖v‖²_{G⁻¹}``, if needed.
 
         ``G⁻¹ v`` is left in ``kept``, if given.
         """
@@ -264,7 +264,7 @@ class FedDuAServer(Server):
         return 1.0 if self.preconditioner == "adagrad" else self._bias_correction(self.beta2) ** 0.5
 
     def _precondition(self, v: Tensor, s: Tensor | None, s_scale: float | Tensor, out: Tensor | None = None) -> Tensor:
-        """``G⁻¹ v`` for one chunk; 0 where G is 0, be it by a coordinate that never moved or by underflow."""
+        """``G⁻¹ v`` for one chunk; 0 where G is 0, because a coordinate has never moved or by underflow."""
         if s is None:
             return v
         scale = torch.sqrt(s, out=self._scratch.empty("scale", s) if out is None else out)

@@ -31,7 +31,8 @@ ENGINES = ["sequential", "vectorized"]
 PLACES = [("sequential", 1), ("vectorized", 1), ("sequential", 2), ("vectorized", 2)]
 
 
-def fit(client, run, tmp_path, engine="sequential", devices=1, server=None, model=LinearRegression, **arguments):
+def fit(client, run, tmp_path, engine="sequential", devices=1, server=None, model=LinearRegression, ckpt_path=None,
+        **arguments):  # fmt: skip
     """The loop of a run on its problem, and the final weights."""
     problem = run.problem
     clients = {
@@ -53,7 +54,7 @@ def fit(client, run, tmp_path, engine="sequential", devices=1, server=None, mode
         enable_progress_bar=False,
         **{"local_steps": run.steps, **arguments},
     )
-    loop.fit(module, FederatedDataModule(clients, batch_size=run.batch))
+    loop.fit(module, FederatedDataModule(clients, batch_size=run.batch), ckpt_path)
     return loop, module.linear.weight.detach().double().numpy().ravel()
 
 

@@ -37,8 +37,8 @@ class MirrorMap(ABC):
         tensor([2.0000, 2.0000, 1.5000])
     """
 
-    #: Whether each coordinate is mapped by itself. The vectors then come in pieces, and nothing of the model's size is
-    #: allocated; otherwise they come whole.
+    #: Whether each coordinate is mapped by itself. The map then gets vectors in chunks, and nothing of the model's size
+    #: is allocated; otherwise it gets whole vectors.
     separable = False
 
     @abstractmethod
@@ -58,7 +58,7 @@ class MirrorMap(ABC):
         return self.grad_phi(theta + delta) - self.grad_phi(theta)
 
     def line(self, weights: Tensor, direction: Tensor) -> DualLine:
-        """The curve that the weights can move along in a round."""
+        """The curve along which the weights can move in a round."""
         return DualLine(self, weights, direction)
 
     def __repr__(self) -> str:
@@ -69,8 +69,8 @@ class MirrorMap(ABC):
 class DualLine:
     """``w(η) = ∇φ(θ + η v)`` with ``θ = ∇ψ(w)``: a straight line of dual variables, seen from the weights.
 
-    Nothing is kept but references: θ is computed from the weights whenever it is needed, in pieces where the map is
-    separable. The weights are the state of a run, and θ is a view of them.
+    θ is computed from the weights whenever it is needed, in chunks if the map is separable. Nothing of the model's size
+    is kept.
 
     Args:
         mirror_map: the map.
@@ -89,7 +89,7 @@ class DualLine:
         return self.mirror_map.grad_psi(w)
 
     def primal(self, eta: float) -> Callable[[Tensor], Tensor]:
-        """What takes a piece of ``θ + η v`` back to weights."""
+        """The function that takes a chunk of ``θ + η v`` back to weights."""
         return self.mirror_map.grad_phi
 
     def h(self, eta: float) -> float:
@@ -112,7 +112,7 @@ class DualLine:
         return eta
 
     def move(self, eta: float) -> None:
-        """Bring the weights to ``w(η)``, in place; all of them, or none if one would not be finite."""
+        """Move the weights to ``w(η)``, in place: all of them, or none if one would not be finite."""
         primal = self.primal(eta)
         largest = torch.zeros((), dtype=self.dtype, device=self.weights.device)
         for _, theta, v in self._pieces():

@@ -15,8 +15,7 @@ class PNorm(MirrorMap):
     """``ψ(w) = ½ ‖w‖_p²``, whose conjugate is ``φ(θ) = ½ ‖θ‖_q²`` with ``1/p + 1/q = 1``.
 
     With p = 2 it is the identity; towards 1 it favours few large weights over many small ones. Very near 1 a weight
-    whose dual variable is small underflows to 0, and what its dual variable had gathered is lost: in float32, stay
-    above 1.05.
+    whose dual variable is small underflows to 0, and its dual variable is lost. In float32, stay above 1.05.
 
     Args:
         p: more than 1 and at most 2.
@@ -47,7 +46,7 @@ class PNorm(MirrorMap):
         return _NormGradient(self.q, lambda: [theta])(theta)
 
     def line(self, weights: Tensor, direction: Tensor) -> DualLine:
-        """Norms are scalars: once they are known, even this map works in pieces."""
+        """Norms are scalars: once they are known, this map works in chunks, too."""
         return _PNormLine(self, weights, direction)
 
 
@@ -76,7 +75,7 @@ class _NormGradient:
 
 
 class _PNormLine(DualLine):
-    """The line in pieces. A step has one pass for each h near θ, three for each h far from it."""
+    """The line in chunks. Each h takes one pass near θ and three far from it."""
 
     mirror_map: PNorm
 

@@ -1,4 +1,4 @@
-"""The inverse of an increasing function that is dear to evaluate."""
+"""The inverse of an increasing function that is expensive to evaluate."""
 
 import math
 from collections.abc import Callable
