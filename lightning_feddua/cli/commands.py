@@ -28,12 +28,12 @@ from lightning_feddua.experiments.compare import (
     add_plot_arguments,
     add_report_arguments,
     compare,
-    overrides_last,
     plot,
     report,
 )
+from lightning_feddua.experiments.many_runs import ManyRuns, overrides_last
 from lightning_feddua.experiments.plots import check_picture, plot_labels
-from lightning_feddua.experiments.sweep import add_sweep_arguments, sweep
+from lightning_feddua.experiments.sweep import Sweep, add_sweep_arguments, sweep
 from lightning_feddua.launch.run_folders import RECIPE_FILE
 from lightning_feddua.loop import FederatedLoop
 
@@ -269,7 +269,7 @@ COMMANDS = {
         "--config synthetic --methods FedAvg FedDuAdam --seeds 3 --loop.max_rounds 100",
         add_compare_arguments,
         overrides_last,
-        lambda _, config: compare(_resolve_fit, **vars(config)),
+        lambda _, config: compare(_resolve_fit, ManyRuns(**vars(config))),
     ),
     "sweep": Command(
         "Tune the hyperparameters of a recipe's methods, in parallel. Ends with a table, a figure of how much each key"
@@ -277,7 +277,7 @@ COMMANDS = {
         "--config synthetic --methods FedAvg --space model.lr=0.01,0.1 server.eta_g=log:0.1:10:5",
         add_sweep_arguments,
         overrides_last,
-        lambda _, config: sweep(_resolve_fit, **vars(config)),
+        lambda _, config: sweep(_resolve_fit, Sweep(**vars(config))),
     ),
     "plot": Command(
         "Draw the curves of finished runs.",
