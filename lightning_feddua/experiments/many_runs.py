@@ -12,7 +12,8 @@ from typing import Any
 
 from jsonargparse import ArgumentParser
 
-from lightning_feddua.cli.recipes import SECTIONS, find_recipe, load_recipe, merge, split_presets
+from lightning_feddua.cli.recipe_classes import SECTIONS
+from lightning_feddua.cli.recipes import find_recipe, load_recipe, merge, split_presets
 from lightning_feddua.errors import ConfigurationError
 from lightning_feddua.experiments.jobs import Job
 from lightning_feddua.experiments.plots import can_draw

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from jsonargparse import ArgumentParser
 
-from lightning_feddua.cli.recipes import SECTIONS, check_arguments, section_class
+from lightning_feddua.cli.recipe_classes import SECTIONS, check_arguments, section_class
 from lightning_feddua.errors import ConfigurationError, choices
 from lightning_feddua.experiments.jobs import Job, default_workers, run_jobs
 from lightning_feddua.experiments.live_display import LiveDisplay
