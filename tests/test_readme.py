@@ -15,7 +15,8 @@ import torch
 from lightning_feddua import FedAvg, FederatedLoop
 from lightning_feddua.cli import commands as cli
 from lightning_feddua.data import SyntheticRegression
-from lightning_feddua.experiments.compare import method_arguments
+from lightning_feddua.experiments.many_runs import ManyRuns
+from lightning_feddua.experiments.sweep import Sweep
 from lightning_feddua.models import LinearRegression
 
 ROOT = Path(__file__).parent.parent
@@ -85,7 +86,8 @@ def parse(arguments):
     config = parser.parse_args(command.prepare(arguments[1:]))
     if arguments[0] in ("compare", "sweep"):
         # Every preset is parsed in another test.
-        cli._resolve_fit(next(iter(method_arguments(config.config, config.methods, config.overrides).values())))
+        asked = (ManyRuns if arguments[0] == "compare" else Sweep)(**vars(config))
+        cli._resolve_fit(next(iter(asked.method_arguments().values())))
 
 
 @pytest.fixture

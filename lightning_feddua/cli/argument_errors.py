@@ -7,7 +7,8 @@ from argparse import ArgumentError
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from lightning_feddua.cli.recipes import import_class, no_such_class, shipped_recipes
+from lightning_feddua.cli.recipe_classes import import_class, no_such_class
+from lightning_feddua.cli.recipes import shipped_recipes
 from lightning_feddua.errors import choices
 
 # What a command line lacks, and what to write; the first that fits is said.

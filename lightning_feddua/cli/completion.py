@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Iterable, Mapping
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Literal, get_args, get_origin
 
 from jsonargparse import ArgumentParser
 
-from lightning_feddua.cli.recipes import (
-    LOOP_SKIPS,
-    SECTIONS,
-    load_recipe,
-    shipped_classes,
-    shipped_recipes,
-    split_presets,
-)
+from lightning_feddua.cli.recipe_classes import LOOP_SKIPS, SECTIONS, shipped_classes
+from lightning_feddua.cli.recipes import load_recipe, shipped_recipes, split_presets
 from lightning_feddua.loop import FederatedLoop
 
 # Before the cursor: the command, the option that the word belongs to, and the recipe, if one is named.
@@ -73,7 +69,8 @@ def completion_script(parsers: Mapping[str, ArgumentParser]) -> str:
     sections = tuple(f"--{section}" for section in (*SECTIONS, "loop") if section != "server")
     for name in ("compare", "sweep"):
         options[name] += [option for option in options["fit"] if option.startswith(sections)]
-    values = {"--config": list(shipped_recipes()), "--search": ["grid", "random", "optuna"], **_loop_values()}
+    values = {"--config": list(shipped_recipes()), "--search": ["grid", "random", "optuna"], "--mode": ["min", "max"]}
+    values |= _loop_values()
     for section in SECTIONS:
         values[f"--{section}"] = sorted(shipped_classes(SECTIONS[section]))
     presets = {name: list(split_presets(load_recipe(path))[1]) for name, path in shipped_recipes().items()}
@@ -91,14 +88,15 @@ def _options(parser: ArgumentParser) -> list[str]:
 
 
 def _loop_values() -> dict[str, list[str]]:
-    """The values of the loop's settings that have only a few."""
+    """Values of the loop's settings: those of a type that has few, or else those that its docstring quotes."""
+    described = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", inspect.getdoc(FederatedLoop) or "", re.MULTILINE)
+    quoted = {name: re.findall(r'``"([\w-]+)"``', text) for name, text in described}
     values: dict[str, list[str]] = {}
-    for name, hint in get_type_hints(FederatedLoop.__init__).items():
-        literals = [part for part in (hint, *get_args(hint)) if get_origin(part) is Literal]
-        if name not in LOOP_SKIPS and literals:
-            values[f"--loop.{name}"] = [value for part in literals for value in get_args(part)]
-        elif hint is bool:
-            values[f"--loop.{name}"] = ["true", "false"]
+    for name, parameter in inspect.signature(FederatedLoop, eval_str=True).parameters.items():
+        kind = parameter.annotation
+        few = get_args(kind) if get_origin(kind) is Literal else ("true", "false") if kind is bool else quoted.get(name)
+        if name not in LOOP_SKIPS and few:
+            values[f"--loop.{name}"] = list(dict.fromkeys(few))
     return values
 
 

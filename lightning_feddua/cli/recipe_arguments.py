@@ -1,23 +1,43 @@
 """The recipe that a command line asks for: ``--config``, ``--preset``, ``--server`` and overrides."""
 
 import re
+from argparse import SUPPRESS
 from collections.abc import Sequence
 from typing import Any
 
 import yaml
+from jsonargparse import ActionConfigFile, ArgumentParser
 
-from lightning_feddua.cli.recipes import (
-    SECTIONS,
-    check_arguments,
-    check_recipe,
-    find_recipe,
-    load_recipe,
-    merge,
-    section_class,
-    split_presets,
-)
+from lightning_feddua.cli.recipe_classes import SECTIONS, check_arguments, check_recipe, section_class, shipped_classes
+from lightning_feddua.cli.recipes import find_recipe, load_recipe, merge, split_presets
 from lightning_feddua.errors import ConfigurationError, choices
 from lightning_feddua.loop import FederatedLoop
+
+
+def add_config_arguments(parser: ArgumentParser) -> None:
+    """The recipe, for commands that run or describe one."""
+    parser.add_argument(
+        "--config", action=ActionConfigFile, help="a recipe: a YAML file, or the name of a shipped recipe"
+    )
+    # Taken out of the command line before it is parsed; here for the help.
+    parser.add_argument("--preset", type=str, default=SUPPRESS, help="one of the recipe's presets")
+
+
+def add_section(parser: ArgumentParser, section: str, default: str | None = None) -> None:
+    """A section of a recipe that chooses a class.
+
+    Args:
+        parser: the command's.
+        section: its name.
+        default: the import path of the class that is chosen if the section is left out; None if it must be given.
+    """
+    base = SECTIONS[section]
+    chosen = None if default is None else {"class_path": default}
+    parser.add_subclass_arguments(base, section, required=default is None, default=chosen)
+    (action,) = (action for action in parser._actions if action.dest == section)
+    # Instead of all classes that are known, also those that cannot run, with their import paths.
+    names = ", ".join(sorted(shipped_classes(base)))
+    action.extra_help = lambda: f", one of: {names}; or an import path"  # type: ignore[attr-defined]
 
 
 def resolve_recipe(arguments: list[str], sections: Sequence[str]) -> list[str]:

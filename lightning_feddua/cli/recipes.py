@@ -1,42 +1,27 @@
-"""Recipes: YAML files that name a model, its data, a server and the loop's settings.
+"""Recipes: YAML files that name a model, its data, a server and the loop's settings, or what they change in another.
 
 A recipe is code: it names classes, and these are imported and made. Nothing else is imported.
 """
 
 from __future__ import annotations
 
-import difflib
-import inspect
-from collections.abc import Iterable, Mapping
-from importlib import import_module
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
-from lightning import LightningModule
 
-import lightning_feddua.models  # noqa: F401  (models are known by name once they are imported)
-from lightning_feddua.clients import LocalTraining
-from lightning_feddua.data import FederatedDataModule
+from lightning_feddua.cli.recipe_classes import BASE, PRESETS, SECTIONS, hint
 from lightning_feddua.errors import ConfigurationError, choices
-from lightning_feddua.loop import FederatedLoop
-from lightning_feddua.servers import Server
-
-# Sections of a recipe that choose a class, and the class each choice derives from.
-SECTIONS: dict[str, type] = {
-    "server": Server,
-    "client": LocalTraining,
-    "model": LightningModule,
-    "data": FederatedDataModule,
-}
-LOOP_SKIPS = {"server", "client"}
-_PRESETS = "presets"
 
 
 def recipe_dirs() -> list[Path]:
-    """Where shipped recipes are: inside the installed package, or beside it in a checkout."""
+    """Where shipped recipes are: inside the installed package, or beside it in a checkout of this project."""
     package = Path(__file__).parents[1]
-    return [folder for folder in (package / "recipes", package.parent / "recipes") if folder.is_dir()]
+    project = package.parent / "pyproject.toml"
+    checkout = project.is_file() and 'name = "lightning-feddua"' in project.read_text(encoding="utf-8")
+    folders = [package / "recipes", *([package.parent / "recipes"] if checkout else [])]
+    return [folder for folder in folders if folder.is_dir()]
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -54,34 +39,92 @@ def find_recipe(name_or_path: str) -> Path:
         return shipped[name_or_path]
     raise ConfigurationError(
         f"The recipe `{name_or_path}` does not exist.",
-        f"{_hint(name_or_path, shipped, 'g')}ive the path of a YAML file, or the name of a shipped recipe:"
+        f"{hint(name_or_path, shipped, 'g')}ive the path of a YAML file, or the name of a shipped recipe:"
         f" {choices(shipped)}.",
     )
 
 
-def load_recipe(path: Path) -> dict[str, Any]:
-    """The content of a recipe file."""
+def load_recipe(path: Path, heirs: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The content of a recipe file, merged into that of its ``base`` if it names one.
+
+    Args:
+        path: the file.
+        heirs: the recipes that have led here, each the base of the one before.
+    """
     try:
         content = yaml.safe_load(path.read_text())
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         problem = " ".join(str(error).split())
-        raise ConfigurationError(f"The recipe `{path}` is not valid YAML: {problem}.", "Mend the file.") from error
+        raise ConfigurationError(f"The recipe `{path}` is not valid YAML: {problem}.", "Fix the file.") from error
     if not isinstance(content, dict):
         raise ConfigurationError(
             f"The recipe `{path}` holds a {type(content).__name__}, not a mapping.",
             f"Give it the sections {choices([*SECTIONS, 'loop'])}.",
         )
-    return content
+    if BASE not in content:
+        return content
+    base = _find_base(content.pop(BASE), path)
+    heirs = (*heirs, path.resolve())
+    if base.resolve() in heirs:
+        chain = " → ".join(one.name for one in (*heirs, base))
+        raise ConfigurationError(f"The recipe `{path}` is its own base: {chain}.", "Remove one of these `base` keys.")
+    return _inherit(load_recipe(base, heirs), content, path)
+
+
+def _find_base(name: Any, heir: Path) -> Path:
+    """The file of a recipe's base, which is given by a path relative to the recipe, or by the name of a shipped one."""
+    if not isinstance(name, str) or not name:
+        raise ConfigurationError(
+            f"The `base` of the recipe `{heir}` is `{name}`.", "Give the name of a shipped recipe, or a path."
+        )
+    beside, shipped = heir.parent / name, shipped_recipes()
+    if beside.is_file():
+        return beside
+    if name in shipped:
+        return shipped[name]
+    raise ConfigurationError(
+        f"The recipe `{heir}` has a base `{name}`, which does not exist.",
+        f"{hint(name, shipped, 'g')}ive a path relative to the recipe, or the name of a shipped recipe:"
+        f" {choices(shipped)}.",
+    )
+
+
+def _inherit(base: dict[str, Any], own: dict[str, Any], path: Path) -> dict[str, Any]:
+    """A recipe merged into its base; sections and presets that are null are removed."""
+    _, known = split_presets(base)
+    presets = own.get(PRESETS)
+    _check_removed("section", own, base, path)
+    _check_removed("preset", presets if isinstance(presets, dict) else {}, known, path)
+    merged = _without_nulls(merge(base, own))
+    if isinstance(merged.get(PRESETS), dict):
+        left = _without_nulls(merged[PRESETS])
+        merged[PRESETS] = {
+            name: _without_nulls(preset) if isinstance(preset, dict) else preset for name, preset in left.items()
+        }
+    return merged
+
+
+def _check_removed(kind: str, own: Mapping[str, Any], base: Mapping[str, Any], path: Path) -> None:
+    for name, value in own.items():
+        if value is None and name not in base:
+            raise ConfigurationError(
+                f"The recipe `{path}` removes the {kind} `{name}`, which its base does not have.",
+                f"{hint(name, base)}hoose among {choices(base)}." if base else "Leave it out.",
+            )
+
+
+def _without_nulls(content: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in content.items() if value is not None}
 
 
 def split_presets(recipe: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """A recipe without its presets, and the presets."""
-    presets = recipe.get(_PRESETS) or {}
+    presets = recipe.get(PRESETS) or {}
     if not isinstance(presets, dict) or not all(isinstance(preset, dict) for preset in presets.values()):
         raise ConfigurationError(
             "The recipe's `presets` are not mappings.", "Give each preset sections like a recipe's."
         )
-    return {key: value for key, value in recipe.items() if key != _PRESETS}, presets
+    return {key: value for key, value in recipe.items() if key != PRESETS}, presets
 
 
 def merge(recipe: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,130 +138,3 @@ def merge(recipe: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
         else:
             merged[key] = value
     return merged
-
-
-def check_recipe(recipe: Mapping[str, Any]) -> None:
-    """One clear error for a section, class or argument that does not exist."""
-    _check_names("The recipe", recipe, [*SECTIONS, "loop", _PRESETS], "section")
-    for section in SECTIONS.keys() & recipe.keys():
-        cls, arguments = section_class(section, recipe[section])
-        check_arguments(section, cls, arguments)
-    loop = recipe.get("loop", {})
-    if not isinstance(loop, Mapping):
-        raise ConfigurationError(f"The recipe's `loop` is `{loop}`.", "Give a mapping of the loop's settings.")
-    check_arguments("loop", FederatedLoop, loop)
-
-
-def section_class(section: str, value: Any) -> tuple[type, Mapping[str, Any]]:
-    """The class that a section chooses, and its arguments."""
-    if isinstance(value, str):
-        value = {"class_path": value}
-    if not isinstance(value, Mapping) or not isinstance(value.get("class_path"), str):
-        raise ConfigurationError(
-            f"The recipe's `{section}` does not choose a class.", "Give it a `class_path` and, if need be, `init_args`."
-        )
-    _check_names(f"The recipe's `{section}`", value, ["class_path", "init_args"], "key")
-    arguments = value.get("init_args") or {}
-    if not isinstance(arguments, Mapping):
-        raise ConfigurationError(
-            f"The recipe's `{section}.init_args` is `{arguments}`.", "Give a mapping of arguments."
-        )
-    return find_class(section, value["class_path"]), arguments
-
-
-def find_class(section: str, class_path: str) -> type:
-    """A class by its import path or, if this package has it, by its name."""
-    base = SECTIONS[section]
-    known = shipped_classes(base)
-    if class_path in known:
-        return known[class_path]
-    cls = import_class(class_path)
-    if cls is not None and not (isinstance(cls, type) and issubclass(cls, base)):
-        raise ConfigurationError(f"`{class_path}` is not a `{base.__name__}`.", f"Choose one of {choices(known)}.")
-    if cls is None:
-        raise ConfigurationError(*no_such_class(section, class_path, base))
-    return cls
-
-
-def shipped_classes(base: type) -> dict[str, type]:
-    """This package's classes of a kind, by name."""
-    return {
-        cls.__name__: cls
-        for cls in _subclasses(base)
-        if cls.__module__.startswith("lightning_feddua.")
-        and not cls.__name__.startswith("_")
-        and not inspect.isabstract(cls)
-    }
-
-
-def no_such_class(kind: str, class_path: str, base: type) -> tuple[str, str]:
-    """What to say where a name is not that of a class."""
-    known = shipped_classes(base)
-    return (
-        f"There is no {kind} `{class_path}`.",
-        f"{_hint(class_path, known)}hoose one of {choices(known)}, or give the import path of a `{base.__name__}`.",
-    )
-
-
-def import_class(class_path: str) -> Any:
-    """What an import path names, or None if there is no such module or name in it."""
-    module, _, name = class_path.rpartition(".")
-    if not module:
-        return None
-    try:
-        return getattr(import_module(module), name, None)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (module == error.name or module.startswith(f"{error.name}.")):
-            return None
-        raise ConfigurationError(f"Importing `{module}` failed: {error}.", "Install what it needs.") from error
-    except Exception as error:
-        problem = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise ConfigurationError(f"Importing `{module}` failed: {problem}.", "Mend the module.") from error
-
-
-def check_arguments(section: str, cls: type, arguments: Iterable[str]) -> None:
-    """One clear error for an argument that a class does not take."""
-    try:
-        parameters = inspect.signature(cls).parameters
-    except ValueError:
-        # Of a class that is not written in Python nothing is known.
-        return
-    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return
-    allowed = [name for name in parameters if section != "loop" or name not in LOOP_SKIPS]
-    _check_names(f"`{section}`, a `{cls.__name__}`,", arguments, allowed, "argument")
-    if isinstance(arguments, Mapping):
-        for name, value in arguments.items():
-            if value is None and not _may_be_none(parameters[name]):
-                raise ConfigurationError(
-                    f"`{section}.{name}` cannot be null.", "Leave it out for its default, or give a value."
-                )
-            if isinstance(value, Mapping) and isinstance(value.get("class_path"), str):
-                inner = import_class(value["class_path"])
-                if isinstance(inner, type):
-                    check_arguments(f"{section}.{name}", inner, value.get("init_args") or {})
-
-
-def _may_be_none(parameter: inspect.Parameter) -> bool:
-    kind = parameter.annotation if isinstance(parameter.annotation, str) else repr(parameter.annotation)
-    unknown = parameter.annotation is inspect.Parameter.empty
-    return unknown or parameter.default is None or any(word in kind for word in ("None", "Optional", "Any"))
-
-
-def _check_names(owner: str, given: Iterable[str], allowed: list[str], kind: str) -> None:
-    for name in given:
-        if name not in allowed:
-            raise ConfigurationError(
-                f"{owner} has no {kind} `{name}`.", f"{_hint(name, allowed)}hoose among {choices(allowed)}."
-            )
-
-
-def _hint(name: str, allowed: Iterable[str], initial: str = "c") -> str:
-    """The beginning of a sentence that goes on with a word of this initial, as "choose" has."""
-    near = difflib.get_close_matches(str(name), list(allowed), n=1)
-    return f"Write `{near[0]}` if that was meant, or {initial}" if near else initial.upper()
-
-
-def _subclasses(base: type) -> set[type]:
-    derived: list[type] = base.__subclasses__()
-    return {base}.union(*(_subclasses(cls) for cls in derived))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lightning_feddua.experiments.results import Method, result_names
-from lightning_feddua.host.evaluation import large_is_worse
+from lightning_feddua.metric_names import Mode, best_mode, direction
 
 LAST_ROUNDS = 5
 
@@ -33,14 +33,16 @@ class Summary:
     methods: Sequence[Method]
     metrics: Sequence[str]
     cells: dict[tuple[str, str], Cell]
+    mode: Mode | None = None
 
     @property
     def caption(self) -> str:
-        """What the numbers are."""
+        """What the numbers are, and which are best."""
         seeds = {len(method.runs) for method in self.methods}
         number = "/".join(map(str, sorted(seeds)))
         over = f", mean ± standard deviation over {number} seeds" if max(seeds) > 1 else ", one seed"
-        return f"Mean of the last {LAST_ROUNDS} values of a run{over}. The best are bold."
+        directions = "; ".join(direction(metric, self.mode) for metric in self.metrics)
+        return f"Mean of the last {LAST_ROUNDS} values of a run{over}. The best are bold: {directions}."
 
     def markdown(self) -> str:
         """The table in Markdown."""
@@ -65,15 +67,21 @@ class Summary:
         return text.getvalue()
 
 
-def summarize(methods: Sequence[Method]) -> Summary:
-    """The table of some methods."""
-    metrics = result_names(methods)
-    cells = {(m.name, metric): Cell(*m.last_statistics(metric, LAST_ROUNDS)) for m in methods for metric in metrics}
-    for metric in metrics:
-        column = [cells[method.name, metric] for method in methods]
+def summarize(methods: Sequence[Method], metric: str | None = None, mode: Mode | None = None) -> Summary:
+    """The table of some methods.
+
+    Args:
+        methods: its rows.
+        metric: its only column; if None, one for each metric by which methods are compared.
+        mode: which value is best; if None, the metric's name decides.
+    """
+    metrics = result_names(methods) if metric is None else [metric]
+    cells = {(m.name, name): Cell(*m.last_statistics(name, LAST_ROUNDS)) for m in methods for name in metrics}
+    for name in metrics:
+        column = [cells[method.name, name] for method in methods]
         finite = [cell.mean for cell in column if math.isfinite(cell.mean)]
         if finite:
-            winner = min(finite) if large_is_worse(metric) else max(finite)
+            winner = min(finite) if best_mode(name, mode) == "min" else max(finite)
             for cell in column:
                 cell.best = cell.mean == winner
-    return Summary(methods, metrics, cells)
+    return Summary(methods, metrics, cells, mode)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import csv
-import fcntl
 import hashlib
 import json
-import multiprocessing
 import os
-import signal
 import sys
-import threading
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -29,9 +26,12 @@ from lightning.fabric.plugins.environments import TorchElasticEnvironment
 
 from lightning_feddua.callbacks import CSVLog
 from lightning_feddua.errors import ConfigurationError, DivergenceError
+from lightning_feddua.experiments.job_process import Lifeline, check_can_fork, end, lifeline, start
 from lightning_feddua.experiments.live_display import LiveDisplay, RunProgress
-from lightning_feddua.experiments.results import FINISHED_FILE, JOB_FILE, latest_version, read_json
+from lightning_feddua.experiments.results import FINISHED_FILE, JOB_FILE, read_json
+from lightning_feddua.files import locked, whole_file
 from lightning_feddua.launch.fabric import leave_process_group
+from lightning_feddua.launch.run_folders import newest_version
 
 LOG_FILE = "log.txt"
 _LOCK_FILE = ".lock"
@@ -93,7 +93,7 @@ class _Running:
 
     def progress(self) -> RunProgress:
         """How far it has come, by its log."""
-        version = latest_version(self.job.folder)
+        version = newest_version(self.job.folder)
         row = {}
         if version is not None and version != self.earlier and (version / CSVLog.FILE_NAME).is_file():
             row = _last_row(version / CSVLog.FILE_NAME)
@@ -118,7 +118,7 @@ def run_jobs(
     Args:
         jobs: what to do.
         root: a folder above all jobs' folders, in which only one process at a time may be at work.
-        workers: how many run at once; None for one a device, or a core where there are only cores.
+        workers: how many run at once; None for one per device, or per core where there are only cores.
         display: where progress is shown.
         check: called with each finished job; an error of its ends all, before more is done in vain.
         reuse_diverged: whether a job that diverged before has been done, too.
@@ -128,11 +128,12 @@ def run_jobs(
     """
     if TorchElasticEnvironment.detect():
         raise ConfigurationError("torchrun started a command that starts processes itself.", "Leave torchrun out.")
+    check_can_fork()
     devices = _count_devices(job.recipe for job in jobs)
     workers = workers or devices or _count_cores()
     make_folder(root)
-    with (root / _LOCK_FILE).open("w") as lock:
-        _lock(lock.fileno(), root)
+    # Forked children hold the lock, too, until they have ended.
+    with _only_command(root):
         finished = [job for job in jobs if job.finished]
         for job in finished:
             check(job)
@@ -153,13 +154,25 @@ def make_folder(root: Path) -> None:
         ) from error
 
 
+@contextmanager
+def _only_command(root: Path) -> Iterator[None]:
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(root / _LOCK_FILE, _LOCK_SECONDS))
+        except BlockingIOError:
+            raise ConfigurationError(
+                f"Another command is at work in `{root}`.", "Wait for its end, or choose another folder."
+            ) from None
+        yield
+
+
 def _run_all(
     waiting: deque[Job], workers: int, devices: int, display: LiveDisplay, check: Callable[[Job], None]
 ) -> list[Job]:
     running: dict[int, _Running] = {}
     slots = list(range(workers))
     failed = []
-    with _lifeline() as ends:
+    with lifeline() as ends:
         try:
             while waiting or running:
                 while waiting and slots:
@@ -169,7 +182,7 @@ def _run_all(
                 for sentinel in wait(list(running), timeout=_REFRESH_SECONDS):
                     ended = running.pop(sentinel)  # type: ignore[arg-type]
                     progress = ended.progress()
-                    code = _end(ended.process)
+                    code = end(ended.process)
                     slots.append(ended.slot)
                     if code == 0:
                         display.finished(progress)
@@ -179,19 +192,17 @@ def _run_all(
                         display.failed(ended.job.name, _last_words(ended.job.log), ended.job.log)
         finally:
             for left in running.values():
-                _end(left.process)
+                end(left.process)
             display.close()
     return failed
 
 
-def _start(job: Job, slot: int, devices: int, ends: tuple[int, int]) -> _Running:
+def _start(job: Job, slot: int, devices: int, ends: Lifeline) -> _Running:
     job.folder.mkdir(parents=True, exist_ok=True)
     (job.folder / FINISHED_FILE).unlink(missing_ok=True)
     (job.folder / JOB_FILE).write_text(yaml.safe_dump(dict(job.recipe), sort_keys=False))
-    earlier = latest_version(job.folder)
-    arguments = _fit_arguments(job, slot, devices)
-    process = multiprocessing.get_context("fork").Process(target=_work, args=(job, arguments, ends))
-    process.start()
+    earlier = newest_version(job.folder)
+    process = start(partial(_work, job, _fit_arguments(job, slot, devices)), job.log, ends)
     return _Running(job, process, slot, earlier)
 
 
@@ -202,16 +213,8 @@ def _fit_arguments(job: Job, slot: int, devices: int) -> list[str]:
     return arguments
 
 
-def _work(job: Job, arguments: list[str], ends: tuple[int, int]) -> None:
-    """What the child does: an ordinary ``feddua fit`` with its output in a file, then the mark that it is over."""
-    # A group of its own, which Ctrl-C at the terminal does not reach and which ends as a whole.
-    os.setsid()
-    reading, writing = ends
-    os.close(writing)
-    threading.Thread(target=_end_with_parent, args=(reading,), daemon=True).start()
-    sys.stdout = sys.stderr = job.log.open("w", buffering=1)
-    for descriptor in (1, 2):
-        os.dup2(sys.stdout.fileno(), descriptor)
+def _work(job: Job, arguments: list[str]) -> int:
+    """What a job's process does: an ordinary ``feddua fit``, then the mark that it is over."""
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     # Fabric starts further ranks by the command line of this process.
@@ -225,60 +228,18 @@ def _work(job: Job, arguments: list[str], ends: tuple[int, int]) -> None:
         traceback.print_exc()
         code, mark["diverged"] = 1, error.round
     if code == 0:
-        version = latest_version(job.folder)
+        version = newest_version(job.folder)
         assert version is not None
         mark["version"] = version.name
     if len(mark) > 1:
-        _write_atomically(job.folder / FINISHED_FILE, json.dumps(mark, indent=2))
+        with whole_file(job.folder / FINISHED_FILE) as file:
+            json.dump(mark, file, indent=2)
     leave_process_group()
-    sys.exit(code)
-
-
-def _end_with_parent(reading: int) -> None:
-    """Nothing is ever written, so that reading ends only when the parent does."""
-    os.read(reading, 1)
-    os.killpg(0, signal.SIGKILL)
-
-
-def _end(process: BaseProcess) -> int | None:
-    """Make sure that nothing is left of a child, which may have ended, and return its exit code."""
-    if process.pid is not None:
-        # Before it is reaped, when its number could already be another's.
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-    if wait([process.sentinel], timeout=0) == []:
-        process.kill()
-    process.join()
-    return process.exitcode
-
-
-@contextmanager
-def _lifeline() -> Iterator[tuple[int, int]]:
-    reading, writing = os.pipe()
-    try:
-        yield reading, writing
-    finally:
-        os.close(writing)
-        os.close(reading)
-
-
-def _lock(descriptor: int, root: Path) -> None:
-    """Forked children hold the lock, too, until they have ended."""
-    deadline = time.monotonic() + _LOCK_SECONDS
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise ConfigurationError(
-                    f"Another command is at work in `{root}`.", "Wait for its end, or choose another folder."
-                ) from None
-            time.sleep(0.1)
+    return code
 
 
 def default_workers(recipes: Iterable[Mapping[str, Any]]) -> int:
-    """How many runs of such recipes there are at once: one a device, or a core where there are only cores."""
+    """How many runs of such recipes there are at once: one per device, or per core where there are only cores."""
     return _count_devices(recipes) or _count_cores()
 
 
@@ -310,9 +271,3 @@ def _last_row(path: Path) -> dict[str, float]:
 def _last_words(log: Path) -> str:
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()] if log.is_file() else []
     return lines[-1].strip() if lines else "it was killed before it said anything"
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lightning_feddua.errors import ConfigurationError, choices
-from lightning_feddua.experiments.results import DIAGNOSTICS, Method, spans_decades
+from lightning_feddua.experiments.results import Method, spans_decades
+from lightning_feddua.metric_names import DIAGNOSTICS
 
 
 class Style(NamedTuple):

@@ -16,17 +16,14 @@ import yaml
 
 from lightning_feddua.callbacks import CSVLog, RunInfo
 from lightning_feddua.errors import ConfigurationError, choices
-from lightning_feddua.launch.run_folders import RECIPE_FILE
-from lightning_feddua.metric_names import LAST_ITERATE
+from lightning_feddua.launch.run_folders import RECIPE_FILE, newest_version
+from lightning_feddua.metric_names import BOOKKEEPING, DIAGNOSTICS, LAST_ITERATE
 
 # In the folder of a run that is one of many: what is to be run; and, when it is over, which version holds the results,
 # or in which round it diverged.
 JOB_FILE = "job.yaml"
 FINISHED_FILE = "finished.json"
 
-# Columns of metrics.csv that the loop writes by itself: about the run, and about its rounds.
-_BOOKKEEPING = {"round", "clients"}
-DIAGNOSTICS = {"eta_g", "heterogeneity", "seconds"}
 # What two runs of the same method may differ in.
 _NOT_THE_METHOD = {"loop.out_dir", "loop.seed", "loop.devices", "loop.enable_progress_bar", "loop.tensorboard"}
 
@@ -145,7 +142,7 @@ def load_methods(folders: Iterable[Path | str]) -> list[Method]:
 def metric_names(methods: Sequence[Method]) -> list[str]:
     """What the runs have logged, results first, without bookkeeping and the last iterate's twins."""
     names = dict.fromkeys(name for method in methods for run in method.runs for name in run.columns)
-    shown = [name for name in names if name not in _BOOKKEEPING and not name.startswith(f"{LAST_ITERATE}/")]
+    shown = [name for name in names if name not in BOOKKEEPING and not name.startswith(f"{LAST_ITERATE}/")]
     return sorted(shown, key=lambda name: (name in DIAGNOSTICS, not name.startswith("val")))
 
 
@@ -167,12 +164,6 @@ def spans_decades(methods: Sequence[Method], metric: str) -> bool:
     values = np.concatenate([run.columns[metric][1] for m in methods for run in m.runs if metric in run.columns])
     values = values[np.isfinite(values)]
     return bool(len(values) and values.min() > 0 and values.max() >= 100 * values.min())
-
-
-def latest_version(folder: Path) -> Path | None:
-    """The newest ``version_N`` of a run's folder."""
-    versions = [path for path in folder.glob("version_*") if path.name.removeprefix("version_").isdecimal()]
-    return max(versions, key=lambda path: int(path.name.removeprefix("version_")), default=None)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -203,7 +194,7 @@ def _find_runs(folder: Path) -> Iterator[tuple[Path, str | None]]:
     elif (folder / JOB_FILE).is_file():
         # Versions that were cut short or had another recipe stay on the disk, and are not results.
         mark = read_json(folder / FINISHED_FILE)
-        version = folder / str(mark["version"]) if "version" in mark else latest_version(folder)
+        version = folder / str(mark["version"]) if "version" in mark else newest_version(folder)
         if version is not None and "diverged" not in mark and (version / CSVLog.FILE_NAME).is_file():
             yield version, folder.absolute().parent.name
     elif folder.is_dir():

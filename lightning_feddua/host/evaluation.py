@@ -22,11 +22,10 @@ from lightning_feddua.errors import ConfigurationError
 from lightning_feddua.host.batch_transfer import BatchTransfer
 from lightning_feddua.host.log_capture import LogCapture, local_metrics, single_number
 from lightning_feddua.host.trainer_view import TrainerView
+from lightning_feddua.metric_names import large_is_worse
 from lightning_feddua.randomness import Purpose, seed_generators
 
 Stage = Literal["validation", "test"]
-# Metrics with one of these in their name are worse the larger they are.
-_LARGE_IS_WORSE = ("loss", "err", "perplexity", "ppl", "nll", "mse", "mae", "wer", "cer")
 
 
 class Evaluator:
@@ -213,20 +212,11 @@ def _reduce(columns: Columns, dtype: type[np.floating[Any]]) -> dict[str, float]
     return results
 
 
-def large_is_worse(name: str) -> bool:
-    """Whether a metric's name speaks of a loss or an error.
-
-    >>> large_is_worse("val_loss"), large_is_worse("val_acc")
-    (True, False)
-    """
-    return any(word in name.lower() for word in _LARGE_IS_WORSE)
-
-
 def client_statistics(columns: Columns) -> dict[str, float]:
     """Mean, standard deviation and the mean of the worst tenth, over clients, of each metric.
 
-    Worst is largest for a metric whose name speaks of a loss or an error (``loss``, ``err``, ``mse``, ``mae``, ``nll``,
-    ``perplexity``, …), and smallest for any other.
+    Worst is largest for a metric whose name has a word such as ``loss``, ``error`` or ``mse``, and smallest for any
+    other.
     """
     results = {}
     for name, (values, weights) in columns.items():

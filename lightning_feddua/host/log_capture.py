@@ -11,6 +11,8 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 from torchmetrics import Metric
 
+from lightning_feddua.metric_names import LOOP_COLUMNS
+
 Reduce = Callable[[Tensor, Tensor], Tensor]
 # What `reduce_fx` may be, by the name it has here.
 _KINDS: dict[Any, str] = {
@@ -19,8 +21,6 @@ _KINDS: dict[Any, str] = {
     "max": "max", torch.max: "max", max: "max",
     "min": "min", torch.min: "min", min: "min",
 }  # fmt: skip
-# What the loop itself says of a round.
-_LOOPS_OWN = frozenset({"round", "eta_g", "clients", "heterogeneity", "skipped_clients", "seconds"})
 _REDUCTIONS: dict[str, Reduce] = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
 
 
@@ -62,7 +62,7 @@ class LogCapture:
         **kwargs: Any,
     ) -> None:
         """Has the signature of ``LightningModule.log``."""
-        if name in _LOOPS_OWN:
+        if name in LOOP_COLUMNS:
             raise ValueError(f"`self.log({name!r}, ...)` takes a name that the loop itself logs. Choose another.")
         if isinstance(value, Metric):
             self.metrics[name] = value

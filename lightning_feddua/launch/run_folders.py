@@ -4,19 +4,14 @@ import errno
 import itertools
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from lightning.fabric import Fabric
 
 from lightning_feddua.aggregation.collectives import on_rank_zero
 from lightning_feddua.errors import ConfigurationError
-
-try:
-    import fcntl
-except ImportError:  # not under Windows
-    fcntl = None  # type: ignore[assignment]
-
+from lightning_feddua.files import locked
 
 # The resolved recipe, beside the results.
 RECIPE_FILE = "recipe.yaml"
@@ -31,14 +26,14 @@ def open_run_dir(fabric: Fabric, out_dir: Path, existing: Path | None = None) ->
         out_dir: where runs are kept.
         existing: the folder of a run that goes on; None for the first free ``out_dir/version_N``.
     """
-    locks: list[int] = []
+    stack = ExitStack()
 
     def open_folder() -> Path:
         try:
             path = _make_next_version(out_dir) if existing is None else existing
             if not os.access(path, os.W_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-            locks.append(_lock(path))
+            stack.enter_context(locked(path))
         except BlockingIOError:
             raise ConfigurationError(
                 f"The run in `{existing}` is still being continued by another process.",
@@ -51,11 +46,8 @@ def open_run_dir(fabric: Fabric, out_dir: Path, existing: Path | None = None) ->
             ) from error
         return path
 
-    try:
+    with stack:
         yield on_rank_zero(fabric, open_folder)
-    finally:
-        for lock in locks:
-            os.close(lock)
 
 
 def versions(out_dir: Path) -> list[Path]:
@@ -65,10 +57,16 @@ def versions(out_dir: Path) -> list[Path]:
     return sorted(folders, key=lambda path: -int(numbers[path]))
 
 
+def newest_version(out_dir: Path) -> Path | None:
+    """The folder of the newest run, if there is one."""
+    return next(iter(versions(out_dir)), None)
+
+
 def _make_next_version(out_dir: Path) -> Path:
     out_dir.mkdir(parents=True, exist_ok=True)
-    newest = next((int(path.name.removeprefix("version_")) for path in versions(out_dir)), -1)
-    for number in itertools.count(newest + 1):
+    newest = newest_version(out_dir)
+    first = 0 if newest is None else int(newest.name.removeprefix("version_")) + 1
+    for number in itertools.count(first):
         path = out_dir / f"version_{number}"
         try:
             # Fails if another run has just taken it.
@@ -77,21 +75,3 @@ def _make_next_version(out_dir: Path) -> Path:
             continue
         return path
     raise AssertionError
-
-
-def _lock(path: Path) -> int:
-    """An open folder, locked until it is closed or its process ends in whatever way.
-
-    Raises:
-        BlockingIOError: another process has it.
-    """
-    descriptor = os.open(path, os.O_RDONLY) if fcntl is not None else os.open(os.devnull, os.O_RDONLY)
-    if fcntl is not None:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            # Some network file systems have no locks, and a run is better than none.
-            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                os.close(descriptor)
-                raise
-    return descriptor

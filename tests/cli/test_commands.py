@@ -9,7 +9,8 @@ from torch.utils.data import TensorDataset
 from lightning_feddua import FederatedDataModule, __version__
 from lightning_feddua.cli import main
 from lightning_feddua.cli.commands import COMMANDS
-from lightning_feddua.cli.recipes import check_recipe, find_recipe, load_recipe, merge, shipped_recipes, split_presets
+from lightning_feddua.cli.recipe_classes import check_recipe
+from lightning_feddua.cli.recipes import find_recipe, load_recipe, merge, shipped_recipes, split_presets
 
 SMALL = ["--loop.max_rounds", "2", "--data.dim", "30", "--model.dim", "30", "--loop.enable_progress_bar", "false"]
 

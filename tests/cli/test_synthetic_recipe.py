@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from lightning_feddua import RoundUpdate
-from lightning_feddua.cli.recipes import find_class, find_recipe, load_recipe, merge, split_presets
+from lightning_feddua.cli.recipe_classes import find_class
+from lightning_feddua.cli.recipes import find_recipe, load_recipe, merge, split_presets
 
 RECIPE, PRESETS = split_presets(load_recipe(find_recipe("synthetic")))
 

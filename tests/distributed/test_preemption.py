@@ -73,7 +73,8 @@ def test_ranks_started_by_rank_zero_and_one_rank_afterwards(tmp_path, capsys):
     assert code == 143
     assert "Traceback" not in errors
     checkpoint = read(tmp_path / "version_0/last.ckpt")
-    assert "lightning_feddua.FedAvg" in checkpoint["federated"]["parts"]["lightning_feddua.cli.SaveRecipe 0"]["recipe"]
+    saved = checkpoint["federated"]["parts"]["lightning_feddua.cli.fit.SaveRecipe 0"]
+    assert "lightning_feddua.FedAvg" in saved["recipe"]
     rounds = ["--loop.max_rounds", str(checkpoint["epoch"] + 2)]
     assert main([*FIT[2:], "--loop.out_dir", str(tmp_path), *rounds, "--ckpt_path", "last"]) == 0
     check(tmp_path, checkpoint["epoch"])

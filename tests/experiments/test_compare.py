@@ -12,7 +12,8 @@ import yaml
 
 from lightning_feddua.cli import main
 from lightning_feddua.experiments import jobs
-from lightning_feddua.experiments.compare import _move_seeds
+from lightning_feddua.experiments.many_runs import _move_seeds
+from lightning_feddua.files import locked
 from tests.experiments.run_folders import started_command
 
 METHODS = ["FedAvg", "FedDuAdagrad", "FedDuAdam"]
@@ -106,6 +107,27 @@ def test_finished_runs_are_kept_and_changed_ones_run_anew(compared, capsys):
     assert float(read(folder / "out/table.csv")[0]["mean"]) == pytest.approx(last, rel=1e-12)
 
 
+def test_a_metric_and_what_is_best_of_it_can_be_chosen(compared, capsys):
+    folder, arguments = compared
+    assert main([*arguments, "--metric", "eta_g", "--mode", "max"]) == 0
+    printed = capsys.readouterr().out
+    assert "| method | eta_g |" in printed
+    assert "The best are bold: eta_g, larger is better." in printed
+    assert "eta_g, larger is better" in (folder / "out/report.html").read_text()
+    rows = {row["method"]: float(row["mean"]) for row in read(folder / "out/table.csv")}
+    best = max(rows, key=lambda method: rows[method])
+    assert f"| {best} | **" in printed
+    assert main([*arguments, "--metric", "eta_g", "--mode", "min"]) == 0
+    worst = min(rows, key=lambda method: rows[method])
+    printed = capsys.readouterr().out
+    assert f"| {worst} | **" in printed
+    assert "eta_g, smaller is better" in printed
+    assert main(arguments) == 0
+    assert "The best are bold: val_loss, smaller is better." in capsys.readouterr().out
+    assert main([*arguments, "--metric", "val_los"]) == 2
+    assert "No run has logged `val_los`. Choose one of" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("signal_number", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
 def test_a_command_cut_short_takes_its_runs_along_and_can_go_on(tmp_path, signal_number, code):
     fast = {"server": {"class_path": "FedAvg"}}
@@ -121,8 +143,8 @@ def test_a_command_cut_short_takes_its_runs_along_and_can_go_on(tmp_path, signal
     assert command.exitcode == code
 
     # The runs hold the lock, so it is free only when they are gone.
-    with (tmp_path / "out/.lock").open("w") as lock:
-        jobs._lock(lock.fileno(), tmp_path / "out")
+    with locked(tmp_path / "out/.lock", seconds=5):
+        pass
     done = tmp_path / "out/Fast/seed_0/finished.json"
     before = done.stat().st_mtime_ns
     assert not (tmp_path / "out/Slow/seed_0/finished.json").exists()
@@ -166,6 +188,7 @@ def test_a_run_that_diverged_is_tried_again(tmp_path, capsys):
         (["--server", "FedAvg"], "`--server` was given to a comparison of servers. "),
         (["--seeds", "0"], "`--seeds 0` is less than 1. "),
         (["--jobs", "-1"], "`--jobs -1` is less than 1. "),
+        (["--mode", "best"], "`mode` cannot be `best`. Give one of `max`, `min` or none."),
         (["--jbos", "2"], "unrecognized arguments: --jbos. Write `--jobs` if that was meant"),
         (["--max_rounds", "2"], "unrecognized arguments: --max_rounds. Write `--loop.max_rounds` if that was meant"),
         (["--out", "/dev/null"], "The folder `/dev/null` cannot be written: "),
@@ -192,8 +215,7 @@ def test_a_recipe_without_presets_needs_methods(tmp_path, capsys):
 def test_two_commands_do_not_share_a_folder(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(jobs, "_LOCK_SECONDS", 0.0)
     (tmp_path / "out").mkdir()
-    with (tmp_path / "out/.lock").open("w") as other:
-        jobs._lock(other.fileno(), tmp_path)
+    with locked(tmp_path / "out/.lock"):
         assert main(["compare", "--config", write_recipe(tmp_path / "tiny.yaml"), "--out", str(tmp_path / "out")]) == 2
     assert "Another command is at work in " in capsys.readouterr().err
 
@@ -203,6 +225,13 @@ def test_runs_on_several_ranks(tmp_path):
     recipe = write_recipe(tmp_path / "tiny.yaml")
     assert main(["compare", "--config", recipe, "--out", str(tmp_path / "out"), *arguments]) == 0
     assert "on 2 ranks" in (tmp_path / "out/FedAvg/seed_0/log.txt").read_text()
+
+
+def test_a_system_without_forks_is_told_so(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("multiprocessing.get_all_start_methods", lambda: ["spawn"])
+    assert main(["compare", "--config", write_recipe(tmp_path / "tiny.yaml"), "--out", str(tmp_path / "out")]) == 2
+    assert "need forked processes, which this system does not have. Use Linux" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_torchrun_is_refused(tmp_path, capsys, monkeypatch):

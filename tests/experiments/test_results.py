@@ -81,6 +81,17 @@ def test_metrics_are_sorted_by_what_they_tell(tmp_path):
     assert result_names(load_methods([tmp_path / "b"])) == ["train_loss"]
 
 
+def test_what_the_loop_counts_is_no_result(tmp_path):
+    row = {"eta_g": 1, "clients": 2, "skipped_clients": 3, "heterogeneity": 1, "seconds": 1}
+    write_run(tmp_path / "a", [{**row, "val_acc": 0.5, "train_loss": 1}])
+    write_run(tmp_path / "b", [{**row, "train_loss": 2}], server="FedAdam")
+    assert metric_names(load_methods([tmp_path / "a"]))[:2] == ["val_acc", "train_loss"]
+    assert "skipped_clients" not in metric_names(load_methods([tmp_path / "a"]))
+    table = summarize(load_methods([tmp_path / "b"]))
+    assert table.metrics == ["train_loss"]
+    assert "skipped_clients" not in table.markdown()
+
+
 @pytest.mark.parametrize(("values", "log"), [([1, 200], True), ([1, 50], False), ([0, 200], False), ([-1, 1], False)])
 def test_logarithmic_where_positive_and_over_two_decades(tmp_path, values, log):
     write_run(tmp_path / "a", [{"loss": v} for v in values])
@@ -103,6 +114,21 @@ def test_the_best_is_the_least_loss_and_the_largest_accuracy(tmp_path):
         "| FedExP | not finite | not finite |",
         "| FedAdam | 3 | **0.9** |",
     ]
+
+
+def test_the_best_is_told_by_whole_words_or_by_the_mode(tmp_path):
+    write_run(tmp_path / "a", [{"val_cancer_acc": 0.5, "val_mape": 2.0, "val_power": 1.0}])
+    write_run(tmp_path / "b", [{"val_cancer_acc": 0.9, "val_mape": 3.0, "val_power": 4.0}], server="FedAdam")
+    methods = load_methods([tmp_path])
+    text = summarize(methods).markdown()
+    assert "| FedAvg | 0.5 | **2** | 1 |\n| FedAdam | **0.9** | 3 | **4** |" in text
+    assert (
+        "The best are bold: val_cancer_acc, larger is better; val_mape, smaller is better; val_power, larger is better."
+        in text
+    )
+    text = summarize(methods, "val_power", "min").markdown()
+    assert text.startswith("| method | val_power |\n|---|---|\n| FedAvg | **1** |\n| FedAdam | 4 |\n")
+    assert "The best are bold: val_power, smaller is better." in text
 
 
 def test_running_median_is_that_of_numpy(tmp_path):

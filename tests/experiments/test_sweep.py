@@ -82,6 +82,18 @@ def test_table_is_that_of_the_logs_and_the_best_has_the_smallest_mean(swept):
         assert f"| {row['method']} | {row['model.lr']} | {row['server.eps_g'] or '–'} | {bold} |" in markdown
 
 
+def test_what_is_best_can_be_chosen(swept, capsys):
+    folder, arguments = swept
+    assert main([*arguments, "--mode", "max"]) == 0
+    assert "val_loss, larger is better: the mean of the last 5 values" in capsys.readouterr().out
+    rows = read(folder / "out/table.csv")
+    for row in rows:
+        others = [float(other["mean"]) for other in rows if other["method"] == row["method"]]
+        assert (row["best"] == "1") == (float(row["mean"]) == max(others))
+    assert main(arguments) == 0
+    assert "val_loss, smaller is better: the mean of the last 5 values" in capsys.readouterr().out
+
+
 def test_the_best_recipe_runs_as_it_is(swept, tmp_path, monkeypatch):
     out = swept[0] / "out"
     monkeypatch.chdir(tmp_path)
@@ -299,6 +311,10 @@ def test_a_key_is_shown_with_the_others_at_their_best():
     # Of an accuracy, the best is the largest.
     outcome._metric = "val_acc"
     assert outcome.best()["FedAvg"].cell.mean == 4.0
+    outcome._metric = "val_answer_acc"
+    assert outcome.best()["FedAvg"].cell.mean == 4.0
+    outcome._mode = "min"
+    assert outcome.best()["FedAvg"].cell.mean == 2.0
 
 
 def test_figure_has_the_methods_in_their_colours(tmp_path, monkeypatch):

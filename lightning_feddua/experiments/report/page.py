@@ -13,29 +13,31 @@ from typing import Any
 import numpy as np
 import yaml
 
-from lightning_feddua.experiments.comparison_table import Summary, summarize
+from lightning_feddua.experiments.comparison_table import Summary
 from lightning_feddua.experiments.plots import PANELS, TITLES, method_styles
-from lightning_feddua.experiments.results import DIAGNOSTICS, Method, metric_names, spans_decades
+from lightning_feddua.experiments.results import Method, metric_names, spans_decades
+from lightning_feddua.metric_names import DIAGNOSTICS
 
 # Longer runs are thinned out in the charts; the CSV logs have every round.
 _MOST_POINTS = 1000
 _FOLDER = Path(__file__).parent
 
 
-def write_report(methods: Sequence[Method], path: Path, title: str) -> None:
+def write_report(summary: Summary, path: Path, title: str) -> None:
     """Write the report.
 
     Args:
-        methods: what to report on.
+        summary: the methods to report on, and their table.
         path: the HTML file.
         title: of the page.
     """
+    methods = summary.methods
     parts = {
         "title": html.escape(title),
         "style": (_FOLDER / "style.css").read_text(),
         "script": (_FOLDER / "charts.js").read_text(),
         "data": _json(chart_data(methods)),
-        "table": _table(summarize(methods)),
+        "table": _table(summary),
         "environment": _environment(methods),
         "recipes": "\n".join(map(_recipe, methods)),
     }

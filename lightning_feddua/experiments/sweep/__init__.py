@@ -1,3 +1,3 @@
-from lightning_feddua.experiments.sweep.command import add_sweep_arguments, sweep
+from lightning_feddua.experiments.sweep.command import Sweep, add_sweep_arguments, sweep
 
-__all__ = ["add_sweep_arguments", "sweep"]
+__all__ = ["Sweep", "add_sweep_arguments", "sweep"]

@@ -12,19 +12,17 @@ from typing import Any, Literal
 
 from jsonargparse import ArgumentParser
 
-from lightning_feddua.cli.recipes import SECTIONS, check_arguments, section_class
+from lightning_feddua.cli.recipe_classes import SECTIONS, check_arguments, section_class
 from lightning_feddua.errors import ConfigurationError, choices
-from lightning_feddua.experiments.compare import (
+from lightning_feddua.experiments.jobs import Job, default_workers, run_jobs
+from lightning_feddua.experiments.live_display import LiveDisplay
+from lightning_feddua.experiments.many_runs import (
+    ManyRuns,
     Resolve,
     add_many_runs_arguments,
     check_counts,
-    method_arguments,
-    seeded_job,
+    say_if_nothing_is_drawn,
 )
-from lightning_feddua.experiments.jobs import Job, default_workers, run_jobs
-from lightning_feddua.experiments.live_display import LiveDisplay
-from lightning_feddua.experiments.plots import can_draw
-from lightning_feddua.experiments.results import check_metric, load_methods
 from lightning_feddua.experiments.sweep.outcome import Outcome, Trial
 from lightning_feddua.experiments.sweep.search import OptunaSearch, Search, grid_search, random_search
 from lightning_feddua.experiments.sweep.space import Settings, Space, parse_space
@@ -49,14 +47,21 @@ def add_sweep_arguments(parser: ArgumentParser) -> None:
         default="grid",
         help="every combination, random ones, or those that Optuna proposes",
     )
-    parser.add_argument("--trials", type=int, default=20, help="how many points of a random or Optuna search, a method")
-    parser.add_argument(
-        "--metric",
-        type=str | None,
-        default=None,
-        help="what to choose by: the mean of its last five values, over seeds; the first of validation if left out",
-    )
+    parser.add_argument("--trials", type=int, default=20, help="how many points per method, unless it is a grid")
     add_many_runs_arguments(parser, "sweep")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep(ManyRuns):
+    """The arguments of ``feddua sweep``, as :func:`add_sweep_arguments` describes them."""
+
+    space: Sequence[str]
+    search: Literal["grid", "random", "optuna"]
+    trials: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_counts(trials=self.trials)
 
 
 @dataclass
@@ -76,65 +81,38 @@ class _Candidate:
     space: Space
 
 
-def sweep(
-    resolve: Resolve,
-    space: Sequence[str],
-    search: Literal["grid", "random", "optuna"],
-    trials: int,
-    metric: str | None,
-    config: Sequence[str],
-    methods: Sequence[str] | None,
-    seeds: int,
-    jobs: int | None,
-    out: str | None,
-    overrides: list[str],
-) -> int:
+def sweep(resolve: Resolve, asked: Sweep) -> int:
     """Try points of a space for every method, then write a table, a figure and the best recipes.
 
     Returns 1 if a run failed otherwise than by diverging, or if all did.
     """
-    check_counts(trials=trials, seeds=seeds, jobs=jobs)
-    whole = parse_space(space)
-    candidates = _candidates(resolve, whole, method_arguments(config, methods, overrides))
-    loop = candidates[0].recipe["loop"]
-    root = Path(out) if out is not None else Path(loop["out_dir"]) / "sweep"
-
-    def make_search(candidate: _Candidate) -> Search:
-        if search == "grid" or not candidate.space:
-            return grid_search(candidate.space)
-        if search == "random":
-            return random_search(candidate.space, trials, loop["seed"])
-        return OptunaSearch(
-            candidate.space, trials, loop["seed"], root / JOURNAL, _study_name(candidate, metric, seeds)
-        )
-
-    searches = [make_search(candidate) for candidate in candidates]
-    if not can_draw():
-        print('There will be no figure: run `pip install "lightning-feddua[plot]"` for Matplotlib.')
+    space = parse_space(asked.space)
+    candidates = _candidates(resolve, space, asked.method_arguments())
+    root = asked.root(candidates[0].recipe, "sweep")
+    seed = candidates[0].recipe["loop"]["seed"]
+    searches = [_make_search(candidate, asked, root, seed) for candidate in candidates]
+    say_if_nothing_is_drawn()
     # Optuna learns from finished runs, so it is asked for no more than can run at once.
-    workers = jobs or default_workers(candidate.recipe for candidate in candidates)
-    share = -(-workers // (len(candidates) * seeds))
-    outcome = Outcome(whole, metric)
+    workers = asked.jobs or default_workers(candidate.recipe for candidate in candidates)
+    share = -(-workers // (len(candidates) * asked.seeds))
+    outcome = Outcome(space, asked.metric, asked.mode)
     failed: list[Job] = []
-
-    def check(job: Job) -> None:
-        if metric is not None:
-            check_metric(load_methods([str(job.folder)]), metric)
-
     while True:
-        asked = [search.ask(share) for search in searches]
-        if not any(asked):
+        points = [search.ask(share) for search in searches]
+        if not any(points):
             break
         tried = [
-            [_trial(resolve, candidate, settings, root, seeds) for settings in points]
-            for candidate, points in zip(candidates, asked, strict=True)
+            [_trial(resolve, candidate, settings, root, asked) for settings in own]
+            for candidate, own in zip(candidates, points, strict=True)
         ]
         # Optuna may propose a point twice.
         todo = {job.folder: job for group in tried for trial in group for job in trial.jobs}
-        failed += run_jobs(list(todo.values()), root, jobs, LiveDisplay(), check, reuse_diverged=True)
+        failed += run_jobs(
+            list(todo.values()), root, asked.jobs, LiveDisplay(), asked.check_logged, reuse_diverged=True
+        )
         outcome.add([trial for group in tried for trial in group], failed)
-        for one, group in zip(searches, tried, strict=True):
-            one.tell([outcome.score(trial) for trial in group])
+        for search, group in zip(searches, tried, strict=True):
+            search.tell([outcome.score(trial) for trial in group])
     for line in outcome.write(root):
         print(line)
     # That a point diverges is what a sweep is to find out.
@@ -142,6 +120,14 @@ def sweep(
     for job in broken:
         print(f"failed: {job.name}, see {job.log}")
     return 1 if broken or not outcome.best() else 0
+
+
+def _make_search(candidate: _Candidate, asked: Sweep, root: Path, seed: int) -> Search:
+    if asked.search == "grid" or not candidate.space:
+        return grid_search(candidate.space)
+    if asked.search == "random":
+        return random_search(candidate.space, asked.trials, seed)
+    return OptunaSearch(candidate.space, asked.trials, seed, root / JOURNAL, _study_name(candidate, asked))
 
 
 def _candidates(resolve: Resolve, space: Space, methods: Mapping[str, list[str]]) -> list[_Candidate]:
@@ -181,16 +167,15 @@ def _has(recipe: Mapping[str, Any], key: str) -> bool:
     return takes_all or name.partition(".")[0] in parameters
 
 
-def _trial(resolve: Resolve, candidate: _Candidate, settings: Settings, root: Path, seeds: int) -> Trial:
+def _trial(resolve: Resolve, candidate: _Candidate, settings: Settings, root: Path, asked: Sweep) -> Trial:
     recipe = resolve([*candidate.arguments, *(part for key in settings for part in (f"--{key}", settings[key]))])
     text = ",".join(f"{key}={value}" for key, value in settings.items())
-    jobs = [seeded_job(root, candidate.name, recipe, offset, text) for offset in range(seeds)]
-    return Trial(candidate.name, settings, recipe, jobs)
+    return Trial(candidate.name, settings, recipe, asked.seeded_jobs(root, candidate.name, recipe, text))
 
 
-def _study_name(candidate: _Candidate, metric: str | None, seeds: int) -> str:
+def _study_name(candidate: _Candidate, asked: Sweep) -> str:
     """Another for every change of what is asked: points that were judged by something else must not be learnt from."""
     loop = {key: value for key, value in candidate.recipe["loop"].items() if key != "out_dir"}
-    question = [{**candidate.recipe, "loop": loop}, repr(candidate.space), metric, seeds]
+    question = [{**candidate.recipe, "loop": loop}, repr(candidate.space), asked.metric, asked.mode, asked.seeds]
     digest = hashlib.sha256(json.dumps(question, sort_keys=True, default=str).encode()).hexdigest()[:12]
     return f"{candidate.name} {digest}"

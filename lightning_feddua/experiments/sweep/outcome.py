@@ -13,14 +13,14 @@ from typing import Any
 
 import yaml
 
-from lightning_feddua.experiments.compare import method_folder
 from lightning_feddua.experiments.comparison_table import LAST_ROUNDS, Cell
 from lightning_feddua.experiments.jobs import Job
+from lightning_feddua.experiments.many_runs import method_folder
 from lightning_feddua.experiments.plots import can_draw
 from lightning_feddua.experiments.results import Method, check_metric, load_methods, result_names
 from lightning_feddua.experiments.sweep.figure import Line, Panel, plot_panels
 from lightning_feddua.experiments.sweep.space import Range, Settings, Space
-from lightning_feddua.host.evaluation import large_is_worse
+from lightning_feddua.metric_names import Mode, best_mode, direction
 
 
 @dataclass
@@ -48,11 +48,13 @@ class Outcome:
     Args:
         space: what was varied.
         metric: by which to choose; None for the first metric of validation.
+        mode: which value of it is best; if None, its name decides.
     """
 
-    def __init__(self, space: Space, metric: str | None) -> None:
+    def __init__(self, space: Space, metric: str | None, mode: Mode | None = None) -> None:
         self._space = space
         self._metric = metric
+        self._mode = mode
         self._trials: list[Trial] = []
 
     def add(self, trials: Sequence[Trial], failed: Sequence[Job]) -> None:
@@ -71,7 +73,7 @@ class Outcome:
         """How bad a trial is; infinite if it failed or diverged."""
         if trial.cell is None or not math.isfinite(trial.cell.mean):
             return math.inf
-        return trial.cell.mean if large_is_worse(str(self._metric)) else -trial.cell.mean
+        return trial.cell.mean if best_mode(str(self._metric), self._mode) == "min" else -trial.cell.mean
 
     def best(self) -> dict[str, Trial]:
         """The best trial of each method that has one."""
@@ -134,7 +136,8 @@ class Outcome:
         seeds = len(self._trials[0].jobs)
         over = f", mean ± standard deviation over {seeds} seeds" if seeds > 1 else ", one seed"
         return (
-            f"{self._metric}: the mean of the last {LAST_ROUNDS} values of a run{over}. The best of a method are bold."
+            f"{direction(str(self._metric), self._mode)}: the mean of the last {LAST_ROUNDS} values of a run{over}."
+            " The best of a method are bold."
         )
 
     def _markdown(self, trials: Sequence[Trial]) -> str:
