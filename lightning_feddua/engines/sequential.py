@@ -109,6 +109,7 @@ class SequentialEngine:
             return
         if self._prefetcher is None:
             self._prefetcher = Prefetcher(self._federation.client_data, workers)
+            self._federation.at_exit(self._prefetcher.close)
         self._prefetched = self._prefetcher.start(
             [
                 BatchRequest(state.seed, state.round, client.index, step, epoch, positions)
