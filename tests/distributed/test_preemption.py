@@ -53,6 +53,7 @@ def check(out_dir, saved):
     assert losses(out_dir / "version_0") == pytest.approx(losses(out_dir / "version_1"), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_torchrun(tmp_path, capsys):
     command = [*TORCHRUN, *FIT]
     code, errors = preempt(command, tmp_path)
@@ -73,7 +74,10 @@ def test_ranks_started_by_rank_zero_and_one_rank_afterwards(tmp_path, capsys):
     assert code == 143
     assert "Traceback" not in errors
     checkpoint = read(tmp_path / "version_0/last.ckpt")
-    assert "lightning_feddua.FedAvg" in checkpoint["federated"]["parts"]["lightning_feddua.cli.SaveRecipe 0"]["recipe"]
+    assert (
+        "lightning_feddua.FedAvg"
+        in checkpoint["federated"]["parts"]["lightning_feddua.cli.commands.SaveRecipe 0"]["recipe"]
+    )
     rounds = ["--loop.max_rounds", str(checkpoint["epoch"] + 2)]
     assert main([*FIT[2:], "--loop.out_dir", str(tmp_path), *rounds, "--ckpt_path", "last"]) == 0
     check(tmp_path, checkpoint["epoch"])
