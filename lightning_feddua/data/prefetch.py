@@ -76,6 +76,16 @@ class Prefetcher:
         self._requests.requests = requests
         return zip(requests, iter(self._loader), strict=True)
 
+    def close(self) -> None:
+        """End the worker processes.
+
+        The garbage collector would do this at any moment and wait five seconds for each worker, because it closes the
+        queues to them first.
+        """
+        workers = self._loader._iterator
+        if workers is not None:
+            workers._shutdown_workers()  # type: ignore[attr-defined]
+
 
 class _Requests(Sampler[BatchRequest]):
     def __init__(self) -> None:

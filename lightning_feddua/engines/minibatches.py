@@ -47,6 +47,7 @@ class Minibatches:
             return
         if self._prefetcher is None:
             self._prefetcher = Prefetcher(self._federation.client_data, workers)
+            self._federation.at_exit(self._prefetcher.close)
         self._prefetched = self._prefetcher.start([r for client in clients for r in requests_of(client, state)])
 
     def start_client(self, client: Client, state: GlobalState) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from itertools import chain
@@ -115,6 +115,10 @@ class Federation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.__exit__(kind, error, trace)
+
+    def at_exit(self, function: Callable[[], None]) -> None:
+        """Call a function when the run ends, or fails."""
+        self._stack.callback(function)
 
     def _set_up_data(self) -> None:
         if self.fabric.local_rank == 0:

@@ -59,7 +59,14 @@ print(f"vectors {(peak() - before) / (4 * D):.3f}", flush=True)
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
 @pytest.mark.parametrize(
     ("clients", "cohort", "ranks", "lanes", "vectors"),
-    [(4, 2, 1, 8, 6), (40, 20, 1, 8, 6), (40, 20, 2, 8, 6), (40, 20, 3, 8, 6), (40, 20, 4, 8, 6), (40, 20, 2, 0, 5)],
+    [
+        (4, 2, 1, 8, 6),
+        pytest.param(40, 20, 1, 8, 6, marks=pytest.mark.slow),
+        pytest.param(40, 20, 2, 8, 6, marks=pytest.mark.slow),
+        pytest.param(40, 20, 3, 8, 6, marks=pytest.mark.slow),
+        pytest.param(40, 20, 4, 8, 6, marks=pytest.mark.slow),
+        pytest.param(40, 20, 2, 0, 5, marks=pytest.mark.slow),
+    ],
 )
 def test_vectors_that_a_rank_takes_besides_the_model(tmp_path, clients, cohort, ranks, lanes, vectors):
     script = tmp_path / "script.py"

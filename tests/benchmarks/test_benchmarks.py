@@ -85,6 +85,7 @@ def test_the_parts_of_a_round_make_up_the_whole(engine):
     assert parts["waiting"] == 0
 
 
+@pytest.mark.slow
 def test_parts_are_known_of_each_rank():
     found = overhead.parts_on_ranks(replace(TASKS["many"], steps=2), "sequential", rounds=1, ranks=2)
     assert len(found) == 2

@@ -1,4 +1,6 @@
 import os
+from contextlib import nullcontext
+from multiprocessing import active_children
 
 import pytest
 import torch
@@ -55,6 +57,14 @@ def test_workers_prepare_the_same_minibatches_elsewhere(work, tmp_path):
     assert len(workers) == 2
     assert os.getpid() not in workers
     assert torch.equal(prefetched, weights)
+
+
+@pytest.mark.parametrize("broken", [None, 3])
+def test_workers_end_with_the_run(broken, tmp_path):
+    before = set(active_children())
+    with pytest.raises(ClientError) if broken else nullcontext():
+        fit(tmp_path, 2, broken=broken)
+    assert set(active_children()) <= before
 
 
 def test_random_samples_do_not_depend_on_the_number_of_workers(tmp_path):

@@ -13,6 +13,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 import torch
 
 from lightning_feddua import FedDuAdam, FederatedCallback, Scaffold
@@ -79,6 +80,7 @@ def test_ranks_killed_at_random(tmp_path):
     assert [row["round"] for row in table(newest)] == [str(round) for round in range(ROUNDS)]
 
 
+@pytest.mark.slow
 def test_torchrun_restarts_and_goes_on_with_fewer_processes(tmp_path):
     """The commands themselves."""
     recipe = [*("fit", "--config", "synthetic", "--loop.engine", "sequential", "--loop.accelerator", "cpu")]

@@ -1,4 +1,7 @@
-"""Real torchrun processes with gloo: the number of ranks changes nothing but the time."""
+"""Ranks with gloo: their number changes nothing but the time.
+
+Two are started by a real torchrun. The others are forked with torchrun's environment, which takes no time.
+"""
 
 import os
 import subprocess
@@ -6,6 +9,10 @@ import sys
 
 import pytest
 import torch
+
+from lightning_feddua.cli import main as feddua
+from tests.distributed import train
+from tests.forked_ranks import ForkedRanks
 
 WORLD_SIZES = (1, 2, 3)
 
@@ -21,9 +28,11 @@ def torchrun(*arguments, processes, module="tests.distributed.train"):
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     folders = {n: tmp_path_factory.mktemp(f"ranks{n}") for n in WORLD_SIZES}
-    for n, folder in folders.items():
-        finished = torchrun(folder, processes=n)
-        assert finished.returncode == 0, finished.stderr
+    finished = torchrun(folders[2], processes=2)
+    assert finished.returncode == 0, finished.stderr
+    for n in (1, 3):
+        ranks = ForkedRanks(lambda folder=folders[n]: train.main(folder), n, folders[n])
+        assert ranks.wait() == [0] * n, ranks.output(0)
     return {n: {r["name"]: r for r in torch.load(f / "results.pt", weights_only=True)} for n, f in folders.items()}
 
 
@@ -50,11 +59,12 @@ def test_one_all_reduce_a_round(results, run, ranks):
 
 
 def test_devices_that_do_not_match_torchrun(tmp_path):
-    arguments = ["fit", "--config", "synthetic", "--loop.devices", 3, "--loop.out_dir", tmp_path]
-    finished = torchrun(*arguments, processes=2, module="lightning_feddua")
-    assert finished.returncode != 0
-    assert "`devices=3` does not match torchrun, which started 2 processes on this node. Leave" in finished.stderr
-    assert list(tmp_path.iterdir()) == []
+    out_dir = tmp_path / "runs"
+    arguments = ["fit", "--config", "synthetic", "--loop.devices", "3", "--loop.out_dir", str(out_dir)]
+    ranks = ForkedRanks(lambda: sys.exit(feddua(arguments)), 2, tmp_path)
+    assert 0 not in ranks.wait()
+    assert "`devices=3` does not match torchrun, which started 2 processes on this node. Leave" in ranks.output(0)
+    assert not out_dir.exists()
 
 
 def test_cli_under_torchrun_writes_one_run(tmp_path):

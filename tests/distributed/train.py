@@ -1,5 +1,6 @@
-"""A rank of the distributed tests: several small runs under torchrun, results of rank 0 into a file."""
+"""A rank of the distributed tests: several small runs, and rank 0 saves the results in a file."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -67,7 +68,8 @@ def run(name, out_dir, model, data, **arguments):
 
 
 def main(out_dir):
-    torch.manual_seed(torch.distributed.is_torchelastic_launched() * 1000 + int(sys.argv[2]))
+    rank = int(os.environ["RANK"])
+    torch.manual_seed(torch.distributed.is_torchelastic_launched() * 1000 + rank)
     synthetic = SyntheticRegression(num_clients=9, samples_per_client=25, dim=40, batch_size=10)
     clients = {str(i): classification(20 + 7 * i, seed=i) for i in range(7)}
     classes = FederatedDataModule(clients, classification(101, seed=99), batch_size=16, eval_batch_size=10)
@@ -105,12 +107,9 @@ def main(out_dir):
             precision="64-true",
         ),
     ]
-    if int(sys.argv[2]) == 0:
+    if rank == 0:
         torch.save(results, Path(out_dir) / "results.pt")
 
 
 if __name__ == "__main__":
-    import os
-
-    sys.argv.append(os.environ["RANK"])
     main(sys.argv[1])

@@ -1,5 +1,6 @@
 """The vectorized engine against the sequential one."""
 
+import itertools
 import re
 
 import numpy as np
@@ -143,8 +144,14 @@ class CNNWithoutDropout(PaperClassifier):
         super().__init__(network, 62, lr=0.01, weight_decay=1e-4)
 
 
-@pytest.mark.parametrize("precision", ["32-true", "64-true"])
-@pytest.mark.parametrize("name", ["linear", "cnn", "lstm", "resnet", "vit"])
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [
+        *itertools.product(["linear", "cnn", "lstm", "vit"], ["32-true", "64-true"]),
+        ("resnet", "32-true"),
+        pytest.param("resnet", "64-true", marks=pytest.mark.slow),
+    ],
+)
 def test_models_of_the_paper_agree(name, precision, tmp_path):
     generator = torch.Generator().manual_seed(0)
     if name == "linear":
