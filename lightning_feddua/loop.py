@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -12,10 +11,9 @@ from typing import Any, Literal
 
 import torch
 from lightning import LightningModule
-from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch.utils.data import Dataset
 
-from lightning_feddua.aggregation.backend import Backend, Training
+from lightning_feddua.aggregation.backend import Training
 from lightning_feddua.aggregation.faults import check_history
 from lightning_feddua.aggregation.simulation import Simulation
 from lightning_feddua.aggregation.update import RoundUpdate
@@ -29,7 +27,7 @@ from lightning_feddua.compatibility import check_algorithm, check_unequal
 from lightning_feddua.data.module import FederatedDataModule
 from lightning_feddua.host.evaluation import Stage
 from lightning_feddua.host.federation import Federation, as_datamodule
-from lightning_feddua.launch.fabric import exit_code, make_fabric
+from lightning_feddua.launch.fabric import leave, make_fabric
 from lightning_feddua.launch.launcher import Launcher
 from lightning_feddua.launch.preemption import Preemption
 from lightning_feddua.launch.run_folders import open_run_dir
@@ -37,7 +35,7 @@ from lightning_feddua.loop_attributes import LoopAttributes
 from lightning_feddua.metric_names import LAST_ITERATE, validation_names
 from lightning_feddua.run import Run
 from lightning_feddua.sampling import check_cohort
-from lightning_feddua.servers import FedDuAdagrad, Server
+from lightning_feddua.servers import FedDuAdagrad
 from lightning_feddua.settings import RunSettings, documents, takes
 
 
@@ -65,10 +63,10 @@ class FederatedLoop(LoopAttributes):
     @takes(RunSettings)
     def __init__(self, **arguments: Any) -> None:
         self.settings = settings = RunSettings(**arguments)
-        self.server: Server = settings.server or FedDuAdagrad()
-        self.client: LocalTraining = settings.client or LocalTraining()
+        self.server = settings.server or FedDuAdagrad()
+        self.client = settings.client or LocalTraining()
         self.client.check_server(self.server)
-        self.backend: Backend = settings.backend or Simulation()
+        self.backend = settings.backend or Simulation()
         self.callbacks = all_callbacks(settings, self.server)
         self.fabric = make_fabric(settings)
         self.run = Run(self.out_dir)
@@ -133,12 +131,13 @@ class FederatedLoop(LoopAttributes):
                 for round in range(len(run.history), self.max_rounds):
                     self._run_round(round, federation)
                     if run.stop_reason is not None:
-                        self._leave()
+                        leave(self.fabric, len(run.history))
                 federation.module.on_fit_end()
                 self._call("on_fit_end")
                 finish_loggers(self.fabric, "success")
             except BaseException as exception:
-                self._recover(federation)
+                federation.restore(run.known_weights)
+                run.recover(self.server.adaptive)
                 self._call("on_exception", exception=exception)
                 finish_loggers(self.fabric, "failed")
                 raise
@@ -184,20 +183,7 @@ class FederatedLoop(LoopAttributes):
             update = self.backend.run(round, cohort, events, lambda: self._preemption.requested)
         self._step(update, federation)
 
-        row: dict[str, Any] = {
-            "round": round,
-            "eta_g": run.eta_g,
-            "clients": update.clients,
-            "heterogeneity": update.heterogeneity(),
-            **update.metrics,
-        }
-        if self.on_client_error == "skip":
-            row["skipped_clients"] = len(cohort) - update.clients
-        if not math.isfinite(run.eta_g) or not all(map(math.isfinite, update.metrics.values())):
-            rank_zero_warn(
-                f"Round {round}: the update or a training metric is not finite, and later rounds will hardly recover."
-                " Try a smaller local learning rate, or `gradient_clip_val`."
-            )
+        row = run.row_of(update, len(cohort) - update.clients if self.on_client_error == "skip" else None)
         if self.validate_every and ((round + 1) % self.validate_every == 0 or round + 1 == self.max_rounds):
             row.update(self._validate(federation, update.metrics))
         row["seconds"] = time.perf_counter() - start
@@ -248,21 +234,6 @@ class FederatedLoop(LoopAttributes):
         with Federation(self.fabric, model, datamodule, setup, self.seed, self.channels_last) as federation:
             return federation.evaluate_clients() if stage == "clients" else federation.evaluate(stage)
 
-    def _recover(self, federation: Federation) -> None:
-        """After a failure: everything is as the last finished round has left it."""
-        federation.restore(self.run.known_weights)
-        if self.server.adaptive and self.run.workspace is not None:
-            self.run.drop_average()
-            self.run.workspace.reclaim()
-            self.run.start_average()
-
-    def _leave(self) -> None:
-        """End the process after SIGTERM; all ranks do so after the same round."""
-        rank_zero_info(f'SIGTERM: saved after {len(self.history)} rounds. Resume with `ckpt_path="last"`.')
-        # Nobody leaves before the checkpoint is written: launchers end the others when one is gone.
-        self.fabric.barrier()
-        raise SystemExit(exit_code(self.fabric))
-
     def _sample(self, round: int, population: int) -> list[int]:
         return check_cohort(self.sampler, self.sampler.sample(self.seed, round, population), population)
 
@@ -272,14 +243,3 @@ class FederatedLoop(LoopAttributes):
     def _launch(self, function: Callable[..., Any], model: LightningModule, *arguments: Any) -> Any:
         check_instance("model", model, LightningModule)
         return self._launcher.call(function, model, *arguments)
-
-    def _results(self) -> dict[str, Any]:
-        """What a loop knows after a call, besides the model."""
-        parts: dict[str, Any] = {"server": self.server, "client": self.client, "run": self.run}
-        return {"folder": str(self.run.folder), **{name: part.state_dict() for name, part in parts.items()}}
-
-    def _take_results(self, results: dict[str, Any]) -> None:
-        self.run = Run(Path(results["folder"]))
-        self.run.load_state_dict(results["run"])
-        self.server.load_state_dict(results["server"])
-        self.client.load_state_dict(results["client"])

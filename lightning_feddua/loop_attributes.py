@@ -12,10 +12,12 @@ from torch import Tensor
 
 from lightning_feddua.aggregation.backend import Backend
 from lightning_feddua.aggregation.client_states import ClientStates
+from lightning_feddua.clients import LocalTraining
 from lightning_feddua.data.module import FederatedDataModule
 from lightning_feddua.host.federation import Federation
 from lightning_feddua.run import Run
 from lightning_feddua.sampling import ClientSampler, UniformSampler
+from lightning_feddua.servers import Server
 from lightning_feddua.settings import FIXED, RunSettings
 
 
@@ -25,6 +27,8 @@ class LoopAttributes:
     settings: RunSettings
     run: Run
     backend: Backend
+    server: Server
+    client: LocalTraining
     _federation: Federation | None
 
     def __getattr__(self, name: str) -> Any:
@@ -40,6 +44,18 @@ class LoopAttributes:
             raise AttributeError(f"`{name}` cannot be changed after the loop is made. Make another `FederatedLoop`.")
         else:
             self.settings = replace(self.settings, **{name: value})
+
+    def _results(self) -> dict[str, Any]:
+        """What a loop knows after a call, besides the model."""
+        parts: dict[str, Any] = {"server": self.server, "client": self.client, "run": self.run}
+        return {"folder": str(self.run.folder), **{name: part.state_dict() for name, part in parts.items()}}
+
+    def _take_results(self, results: dict[str, Any]) -> None:
+        """The same in the parent of forked ranks, where nothing of it has happened."""
+        self.run = Run(Path(results["folder"]))
+        self.run.load_state_dict(results["run"])
+        self.server.load_state_dict(results["server"])
+        self.client.load_state_dict(results["client"])
 
     @property
     def out_dir(self) -> Path:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
+from lightning_feddua.aggregation.update import RoundUpdate
 from lightning_feddua.aggregation.workspace import Workspace
 
 _BORROWER = "the average of the last two iterates"
@@ -54,6 +57,34 @@ class Run:
         if self.average is None:
             self.average = self.workspace.lend(_BORROWER)
         self.average.copy_(self.known_weights)
+
+    def recover(self, averages: bool) -> None:
+        """After a failure: as the last finished round has left it, with an average of its weights alone, if any."""
+        if averages and self.workspace is not None:
+            self.drop_average()
+            self.workspace.reclaim()
+            self.start_average()
+
+    def row_of(self, update: RoundUpdate, skipped: int | None = None) -> dict[str, Any]:
+        """The row of the current round, as far as training and the server's step are concerned.
+
+        Args:
+            update: the round's update.
+            skipped: how many clients failed and were left out, where that is allowed.
+        """
+        row = {
+            "round": self.round,
+            "eta_g": self.eta_g,
+            "clients": update.clients,
+            "heterogeneity": update.heterogeneity(),
+            **update.metrics,
+        }
+        if not all(map(math.isfinite, (self.eta_g, *update.metrics.values()))):
+            rank_zero_warn(
+                f"Round {self.round}: the update or a training metric is not finite, and later rounds will hardly"
+                " recover. Try a smaller local learning rate, or `gradient_clip_val`."
+            )
+        return row if skipped is None else {**row, "skipped_clients": skipped}
 
     def drop_average(self) -> None:
         """Give the memory of the average to whoever needs it while a cohort trains."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 from lightning.fabric.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.fabric.utilities.rank_zero import rank_zero_info
 
 from lightning_feddua.aggregation.collectives import uses_store_of_torchrun
 from lightning_feddua.errors import ConfigurationError
@@ -84,6 +85,19 @@ def exit_code(fabric: Fabric) -> int:
     started_by_rank_zero = isinstance(environment, LightningEnvironment) and fabric.global_rank > 0
     forked = getattr(fabric.strategy, "_start_method", "popen") != "popen"
     return 0 if started_by_rank_zero and not forked else EXIT_CODE
+
+
+def leave(fabric: Fabric, rounds: int) -> NoReturn:
+    """End the process after SIGTERM; all ranks do so after the same round.
+
+    Args:
+        fabric: for the exchange.
+        rounds: how many are saved.
+    """
+    rank_zero_info(f'SIGTERM: saved after {rounds} rounds. Resume with `ckpt_path="last"`.')
+    # Nobody leaves before the checkpoint is written: launchers end the others when one is gone.
+    fabric.barrier()
+    raise SystemExit(exit_code(fabric))
 
 
 def leave_process_group() -> None:
