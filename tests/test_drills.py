@@ -1,4 +1,4 @@
-"""One try of each fault; ``python -m tests.drills`` tries hundreds."""
+"""One try of each fault, three in the slow tests; ``python -m tests.drills`` tries hundreds."""
 
 import pytest
 
@@ -10,6 +10,7 @@ def expected(tmp_path_factory):
     return undisturbed(tmp_path_factory.mktemp("drills"))
 
 
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_a_fault(kind, tmp_path, expected):
-    assert attempt(kind, 0, tmp_path / "drill", expected)
+def test_a_fault(kind, seed, tmp_path, expected):
+    assert attempt(kind, seed, tmp_path / "drill", expected)
