@@ -72,6 +72,12 @@ def default_store() -> Any:
     return torch.distributed.distributed_c10d._get_default_store()
 
 
+def end_workers(loader: Any) -> None:
+    """End the worker processes of a DataLoader, if it has started any."""
+    if loader._iterator is not None:
+        loader._iterator._shutdown_workers()
+
+
 # What the compiler needs is imported where it is used: it costs more than all the rest of the package.
 
 
@@ -213,6 +219,11 @@ def set_sync_flags(metric: Metric, flags: tuple[bool, bool]) -> None:
 def options_of(parser: Any) -> list[str]:
     """All options of a parser, such as ``--config``."""
     return [option for action in parser._actions for option in action.option_strings]
+
+
+def action_of(parser: Any, name: str) -> Any:
+    """What a parser does with the option of a name, such as ``model``."""
+    return next(action for action in parser._actions if action.dest == name)
 
 
 def has_indices(dataset: Any) -> bool:

@@ -13,6 +13,7 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
+from lightning_feddua._private import default_store, process_group_timeout
 from lightning_feddua.errors import ConfigurationError, RankError
 
 # Under this prefix each rank writes into the process group's store how many exchanges it has come to.
@@ -78,7 +79,7 @@ def named_absence(fabric: Fabric) -> Iterator[None]:
     global _arrivals
     _arrivals += 1
     own = _arrivals
-    store = torch.distributed.distributed_c10d._get_default_store()
+    store = default_store()
     store.set(f"{_PREFIX}{fabric.global_rank}", str(own))
     try:
         yield
@@ -94,7 +95,7 @@ def uses_store_of_torchrun() -> bool:
 
 def _wait(fabric: Fabric, work: Any) -> None:
     # With its timeout given, NCCL, too, waits here and raises, instead of ending the process from a thread.
-    work.wait(getattr(fabric.strategy, "_timeout", None) or torch.distributed.default_pg_timeout)
+    work.wait(process_group_timeout(fabric.strategy) or torch.distributed.default_pg_timeout)
 
 
 def _absence(fabric: Fabric, store: Any, own: int) -> str:

@@ -6,6 +6,7 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
+from lightning_feddua._private import add_all, zero_all
 from lightning_feddua.aggregation.collectives import all_gather, all_reduce_sum, all_to_all
 from lightning_feddua.aggregation.dealing import LaneDeal
 from lightning_feddua.aggregation.workspace import Workspace
@@ -151,7 +152,7 @@ class LaneSums:
         window = self._further[place - 2]
         if borrows and not len(window[0]):
             window[0] = self._workspace.lend(_BORROWER)  # type: ignore[union-attr]
-        torch._foreach_zero_(window)
+        zero_all(window)
         return window
 
     def _close(self) -> None:
@@ -159,7 +160,7 @@ class LaneSums:
         if self._open is not None:
             alone = self._fabric.world_size == 1
             half = self._second if alone and self._open >= self._first_half else self._first
-            torch._foreach_add_(list(half.split(self._parts)), self._further[0])
+            add_all(half.split(self._parts), self._further[0])
             self._open = None
 
     def _add_up(self, lanes: Mapping[int, Tensor], total: Tensor) -> None:

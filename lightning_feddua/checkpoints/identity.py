@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
+from lightning_feddua._private import tree_leaves
 from lightning_feddua.errors import ConfigurationError
 from lightning_feddua.host.federation import Federation
 from lightning_feddua.randomness import Purpose, seed_generators

@@ -10,6 +10,7 @@ from typing import Any
 from lightning.fabric import Fabric
 from lightning.fabric.loggers import CSVLogger, Logger, TensorBoardLogger
 
+from lightning_feddua._private import is_opened, reopen, set_purge_step, set_version, version_is_open
 from lightning_feddua.host.federation import Federation
 from lightning_feddua.run import Run
 
@@ -34,8 +35,8 @@ def resume_loggers(fabric: Fabric, positions: Sequence[Mapping[str, Any]]) -> No
     """
     for logger, position in zip(fabric.loggers, positions, strict=False):
         # A logger chooses its version when it is first asked for it, and None says that it has not been.
-        if type(logger).__name__ == position["class"] and getattr(logger, "_version", "") is None:
-            logger._version = position["version"]  # type: ignore[attr-defined]
+        if type(logger).__name__ == position["class"] and version_is_open(logger):
+            set_version(logger, position["version"])
 
 
 def start_loggers(fabric: Fabric, federation: Federation, run: Run) -> None:
@@ -83,7 +84,7 @@ def resume_logger(logger: Logger, history: Sequence[Mapping[str, Any]]) -> None:
 @resume_logger.register
 def _(logger: CSVLogger, history: Sequence[Mapping[str, Any]]) -> None:
     """It deletes the file that it finds, so it gets all rounds anew."""
-    logger._experiment = None
+    reopen(logger)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*exists and is not empty")
         for row in history:
@@ -93,5 +94,5 @@ def _(logger: CSVLogger, history: Sequence[Mapping[str, Any]]) -> None:
 @resume_logger.register
 def _(logger: TensorBoardLogger, history: Sequence[Mapping[str, Any]]) -> None:
     """It is told to forget what it has of later rounds."""
-    if logger._experiment is None:
-        logger._kwargs.setdefault("purge_step", len(history))
+    if not is_opened(logger):
+        set_purge_step(logger, len(history))

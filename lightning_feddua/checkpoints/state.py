@@ -14,6 +14,7 @@ from lightning import LightningModule
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
+from lightning_feddua._private import hparams_name, metadata_of, set_metadata
 from lightning_feddua.checkpoints.files import FEDERATED, FORMAT, Found
 from lightning_feddua.checkpoints.identity import check_identity
 from lightning_feddua.checkpoints.loggers import logger_positions, resume_loggers
@@ -117,7 +118,7 @@ def _hyper_parameters(module: LightningModule) -> dict[str, Any]:
                 f"The hyperparameter `{name}` is a `{type(value).__name__}` and is not kept in checkpoints."
                 f" Give it to `load_from_checkpoint` as an argument."
             )
-    names = {module.CHECKPOINT_HYPER_PARAMS_NAME: getattr(module, "_hparams_name", None)}
+    names = {module.CHECKPOINT_HYPER_PARAMS_NAME: hparams_name(module)}
     return {module.CHECKPOINT_HYPER_PARAMS_KEY: kept, **{key: name for key, name in names.items() if name}}
 
 
@@ -131,11 +132,12 @@ def _plain(value: Any, where: str) -> Any:
         return value
     if isinstance(value, Mapping):
         items = {_plain(key, where): _plain(item, f"{where}.{key}") for key, item in value.items()}
-        if not hasattr(value, "_metadata"):
+        metadata = metadata_of(value)
+        if metadata is None:
             return items
         # A state dict, with the versions of its modules in an attribute.
         state_dict = OrderedDict(items)
-        state_dict._metadata = value._metadata  # type: ignore[attr-defined]
+        set_metadata(state_dict, metadata)
         return state_dict
     if isinstance(value, list | tuple | set):
         kind = next(kind for kind in (list, tuple, set) if isinstance(value, kind))

@@ -13,6 +13,7 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace
 
 from lightning_feddua.__about__ import __version__
+from lightning_feddua._private import options_of
 from lightning_feddua.cli.argument_errors import sentences
 from lightning_feddua.cli.completion import add_completion_arguments, completion
 from lightning_feddua.cli.data import add_data_arguments, describe_data
@@ -103,7 +104,7 @@ def _options(command: str) -> list[str]:
     COMMANDS[command].add_arguments(parser)
     if COMMANDS[command].prepare is overrides_last:
         add_loop_arguments(parser)
-    return [option for action in parser._actions for option in action.option_strings]
+    return options_of(parser)
 
 
 def _first_sentence(text: str) -> str:

@@ -9,6 +9,7 @@ from typing import Literal, get_args, get_origin
 
 from jsonargparse import ArgumentParser
 
+from lightning_feddua._private import options_of
 from lightning_feddua.cli.recipe_classes import LOOP_SKIPS, SECTIONS, shipped_classes
 from lightning_feddua.cli.recipes import load_recipe, shipped_recipes, split_presets
 from lightning_feddua.loop import FederatedLoop
@@ -84,7 +85,7 @@ def completion_script(parsers: Mapping[str, ArgumentParser]) -> str:
 
 
 def _options(parser: ArgumentParser) -> list[str]:
-    return [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
+    return [option for option in options_of(parser) if option.startswith("--")]
 
 
 def _loop_values() -> dict[str, list[str]]:

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser
 
+from lightning_feddua._private import action_of
 from lightning_feddua.cli.recipe_classes import SECTIONS, check_arguments, check_recipe, section_class, shipped_classes
 from lightning_feddua.cli.recipes import find_recipe, load_recipe, merge, split_presets
 from lightning_feddua.errors import ConfigurationError, choices
@@ -34,10 +35,10 @@ def add_section(parser: ArgumentParser, section: str, default: str | None = None
     base = SECTIONS[section]
     chosen = None if default is None else {"class_path": default}
     parser.add_subclass_arguments(base, section, required=default is None, default=chosen)
-    (action,) = (action for action in parser._actions if action.dest == section)
+    action = action_of(parser, section)
     # Instead of all classes that are known, also those that cannot run, with their import paths.
     names = ", ".join(sorted(shipped_classes(base)))
-    action.extra_help = lambda: f", one of: {names}; or an import path"  # type: ignore[attr-defined]
+    action.extra_help = lambda: f", one of: {names}; or an import path"
 
 
 def resolve_recipe(arguments: list[str], sections: Sequence[str]) -> list[str]:

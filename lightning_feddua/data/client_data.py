@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
+
+from lightning_feddua._private import tree_leaves, version_of
 
 Collate = Callable[[list[Any]], Any]
 
@@ -24,7 +25,7 @@ class ClientData:
     """
 
     def __init__(self, dataset: Dataset[Any], collate_fn: Collate | None = None) -> None:
-        self._dataset, self._indices = _unwrap_subsets(dataset)
+        self._dataset, self._places = _unwrap_subsets(dataset)
         self._tensors = None
         # A subclass may change samples in `__getitem__`.
         if type(self._dataset) is TensorDataset and collate_fn is None:
@@ -32,7 +33,7 @@ class ClientData:
         self._collate = collate_fn or default_collate
 
     def __len__(self) -> int:
-        return len(self._dataset) if self._indices is None else len(self._indices)  # type: ignore[arg-type]
+        return len(self._dataset) if self._places is None else len(self._places)  # type: ignore[arg-type]
 
     @property
     def in_memory(self) -> bool:
@@ -41,10 +42,10 @@ class ClientData:
 
     def batch(self, positions: np.ndarray) -> Any:
         """The batch of the samples at some positions. Its tensors are copies, so a training step may modify them."""
-        if self._tensors is not None and self._indices is None and len(positions) == len(self):
+        if self._tensors is not None and self._places is None and len(positions) == len(self):
             # For all samples, a plain copy is several times faster than gathering rows.
             return [tensor.clone() for tensor in self._tensors]
-        index = positions if self._indices is None else self._indices[positions]
+        index = positions if self._places is None else self._places[positions]
         if self._tensors is not None:
             rows = torch.from_numpy(index)
             return [tensor[rows.to(tensor.device)] for tensor in self._tensors]
@@ -63,7 +64,7 @@ def stacked_batch(clients: Sequence[ClientData], positions: Sequence[np.ndarray]
     tensors = clients[0]._tensors
     if tensors is None or any(client._tensors is not tensors for client in clients):
         return None
-    rows = [p if c._indices is None else c._indices[p] for c, p in zip(clients, positions, strict=True)]
+    rows = [p if c._places is None else c._places[p] for c, p in zip(clients, positions, strict=True)]
     index = torch.from_numpy(np.stack(rows))
     return [tensor[index.to(tensor.device)] for tensor in tensors]
 
@@ -78,12 +79,12 @@ class ReusableBatch:
     def __init__(self, batch: Any) -> None:
         self.batch = batch
         self._tensors = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
-        self._versions = [tensor._version for tensor in self._tensors]
+        self._versions = [version_of(tensor) for tensor in self._tensors]
 
     @property
     def untouched(self) -> bool:
         """Whether its tensors are unmodified."""
-        return [tensor._version for tensor in self._tensors] == self._versions
+        return [version_of(tensor) for tensor in self._tensors] == self._versions
 
 
 def minibatches(

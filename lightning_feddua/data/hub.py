@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_feddua._private import has_indices
 from lightning_feddua.errors import ConfigurationError, choices
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def arrow_column(dataset: datasets.Dataset, name: str) -> Any:
         raise ConfigurationError(
             f"The dataset has no column `{name}`.", f"Choose one of its columns: {choices(dataset.column_names)}."
         )
-    if dataset._indices is not None:
+    if has_indices(dataset):
         dataset = dataset.flatten_indices()
     return dataset.data.column(name)
 

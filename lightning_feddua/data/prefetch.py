@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from lightning_feddua._private import end_workers
 from lightning_feddua.data.client_data import ClientData
 from lightning_feddua.randomness import Purpose, preserved_random_state, seed_generators
 
@@ -82,9 +83,7 @@ class Prefetcher:
         The garbage collector would do this at any moment and wait five seconds for each worker, because it closes the
         queues to them first.
         """
-        workers = self._loader._iterator
-        if workers is not None:
-            workers._shutdown_workers()  # type: ignore[attr-defined]
+        end_workers(self._loader)
 
 
 class _Requests(Sampler[BatchRequest]):

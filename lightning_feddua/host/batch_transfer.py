@@ -9,7 +9,8 @@ from lightning.fabric.plugins.precision import MixedPrecision
 from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
-from torch.utils._pytree import tree_map
+
+from lightning_feddua._private import tree_map
 
 
 class BatchTransfer:

@@ -11,6 +11,7 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 from torchmetrics import Metric
 
+from lightning_feddua._private import set_sync_flags, sync_flags
 from lightning_feddua.metric_names import LOOP_COLUMNS
 
 Reduce = Callable[[Tensor, Tensor], Tensor]
@@ -134,24 +135,24 @@ class LogCapture:
 @contextmanager
 def local_metrics(module: LightningModule) -> Iterator[None]:
     """Keep the module's torchmetrics from talking to other ranks, which may be in other clients."""
-    metrics = [(m, m._to_sync, m.sync_on_compute) for m in module.modules() if isinstance(m, Metric)]
-    for metric, _, _ in metrics:
-        metric._to_sync = metric.sync_on_compute = False
+    metrics = [(m, sync_flags(m)) for m in module.modules() if isinstance(m, Metric)]
+    for metric, _ in metrics:
+        set_sync_flags(metric, (False, False))
     try:
         yield
     finally:
-        for metric, to_sync, sync_on_compute in metrics:
-            metric._to_sync, metric.sync_on_compute = to_sync, sync_on_compute
+        for metric, before in metrics:
+            set_sync_flags(metric, before)
 
 
 def compute_alone(name: str, metric: Metric) -> Tensor:
     """The value on this rank of the metric logged under a name; also for one that is not a module's attribute."""
-    before = metric._to_sync, metric.sync_on_compute
-    metric._to_sync = metric.sync_on_compute = False
+    before = sync_flags(metric)
+    set_sync_flags(metric, (False, False))
     try:
         return single_number(name, metric.compute())
     finally:
-        metric._to_sync, metric.sync_on_compute = before
+        set_sync_flags(metric, before)
 
 
 def single_number(name: str, value: Any) -> Tensor:

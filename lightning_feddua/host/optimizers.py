@@ -6,17 +6,17 @@ from typing import Any
 
 import torch
 from lightning import LightningModule
-from lightning.pytorch.core.optimizer import (
-    LightningOptimizer,
-    _configure_optimizers,
-    _configure_schedulers_automatic_opt,
-    _configure_schedulers_manual_opt,
-    _validate_scheduler_api,
-)
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from lightning_feddua._private import (
+    SCHEDULER_CHILDREN,
+    SCHEDULER_LAST_RATES,
+    parse_optimizers,
+    parse_schedulers,
+    wrap_optimizer,
+)
 from lightning_feddua.errors import ConfigurationError
 from lightning_feddua.host.trainer_view import StrategyView
 
@@ -41,7 +41,7 @@ class LocalOptimizers:
                 f"`{name}.configure_optimizers` returned `None`.", "Return the clients' local optimizer from it."
             )
         self.optimizers: list[Optimizer]
-        self.optimizers, schedulers, monitor = _configure_optimizers(configured)  # type: ignore[arg-type]
+        self.optimizers, schedulers, monitor = parse_optimizers(configured)
         if module.automatic_optimization and len(self.optimizers) != 1:
             raise ConfigurationError(
                 f"`{name}.configure_optimizers` returned {len(self.optimizers)} optimizers.",
@@ -53,12 +53,8 @@ class LocalOptimizers:
                 f"`{name}.configure_optimizers` returned a `ReduceLROnPlateau`, and a client has no metric to watch.",
                 "Use another scheduler, or the loop's `local_lr_decay`.",
             )
-        if module.automatic_optimization:
-            self.schedulers = _configure_schedulers_automatic_opt(schedulers, monitor)
-        else:
-            self.schedulers = _configure_schedulers_manual_opt(schedulers)
-        _validate_scheduler_api(self.schedulers, module)
-        self.wrapped = [LightningOptimizer._to_lightning_optimizer(o, strategy) for o in self.optimizers]  # type: ignore[arg-type]
+        self.schedulers = parse_schedulers(schedulers, monitor, module)
+        self.wrapped = [wrap_optimizer(optimizer, strategy) for optimizer in self.optimizers]
         self._module = module
         # Most optimizers make their state in the first step; what others have from the start is kept.
         self._initial_states = [_copy_state(optimizer.state) for optimizer in self.optimizers]
@@ -95,10 +91,10 @@ _RATES = {"lr", "initial_lr", "max_lr", "min_lr"}
 
 def _scaled(state: dict[str, Any], factor: float) -> dict[str, Any]:
     """A scheduler's state with its learning rates multiplied, those of schedulers inside it included."""
-    for key in ("base_lrs", "max_lrs", "_last_lr"):
+    for key in ("base_lrs", "max_lrs", SCHEDULER_LAST_RATES):
         if key in state:
             state[key] = [rate * factor for rate in state[key]]
-    for inner in state.get("_schedulers", []):
+    for inner in state.get(SCHEDULER_CHILDREN, []):
         _scaled(inner, factor)
     return state
 

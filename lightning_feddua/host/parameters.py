@@ -7,6 +7,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 
+from lightning_feddua._private import copy_all
 from lightning_feddua.errors import ConfigurationError
 
 
@@ -98,7 +99,7 @@ class FlatParameters:
         """
         windows = list(self.views(out) if out.dim() == 1 else self.stacked_views(out))
         pairs = [(window, tensor) for window, tensor in zip(windows, tensors, strict=True) if tensor is not None]
-        torch._foreach_copy_([window for window, _ in pairs], [tensor for _, tensor in pairs])
+        copy_all([window for window, _ in pairs], [tensor for _, tensor in pairs])
         return windows
 
     def load(self, weights: Tensor) -> None:

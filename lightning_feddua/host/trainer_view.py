@@ -12,6 +12,8 @@ from lightning.fabric import Fabric
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_feddua._private import TRAINER_RESULTS, trainer_of
+
 if TYPE_CHECKING:
     from lightning_feddua.engines.base import LocalWork
     from lightning_feddua.host.optimizers import LocalOptimizers
@@ -170,7 +172,7 @@ class TrainerView:
     def __getattr__(self, name: str) -> Any:
         if name in ("is_global_zero", "global_rank", "local_rank", "node_rank", "world_size", "print"):
             return getattr(self._fabric, name)
-        if name == "_results":
+        if name == TRAINER_RESULTS:
             raise RuntimeError(
                 "`self.log` was called where there is nothing to log to in a federated run."
                 " Call it in a step of training, validation or test, or in a hook around those."
@@ -183,7 +185,7 @@ class TrainerView:
     @contextmanager
     def attached(self, owner: LightningModule | LightningDataModule) -> Iterator[None]:
         """Be ``owner.trainer``."""
-        before = owner._trainer if isinstance(owner, LightningModule) else owner.trainer
+        before = trainer_of(owner)
         owner.trainer = self  # type: ignore[assignment]
         try:
             yield

@@ -12,6 +12,12 @@ from lightning.fabric.plugins.environments import LightningEnvironment, TorchEla
 from lightning.fabric.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.fabric.utilities.rank_zero import rank_zero_info
 
+from lightning_feddua._private import (
+    process_group_backend,
+    process_group_timeout,
+    set_process_group_timeout,
+    start_method,
+)
 from lightning_feddua.aggregation.collectives import uses_store_of_torchrun
 from lightning_feddua.errors import ConfigurationError
 from lightning_feddua.launch.preemption import EXIT_CODE
@@ -40,7 +46,7 @@ def make_fabric(settings: RunSettings) -> Fabric:
         raise ConfigurationError(
             f"Fabric cannot start with {given}: {problem}.", "Change the one that does not fit this machine."
         ) from error
-    if getattr(fabric.strategy, "_start_method", None) in ("spawn", "forkserver"):
+    if start_method(fabric.strategy) in ("spawn", "forkserver"):
         raise ConfigurationError(
             f"The strategy `{strategy}` starts processes that cannot see the model.", "Use `ddp` or `ddp_fork`."
         )
@@ -51,7 +57,7 @@ def make_fabric(settings: RunSettings) -> Fabric:
         )
     if isinstance(fabric.strategy, DDPStrategy):
         # Of the process group, which is made when Fabric is launched.
-        fabric.strategy._timeout = timedelta(seconds=settings.timeout)
+        set_process_group_timeout(fabric.strategy, timedelta(seconds=settings.timeout))
     return fabric
 
 
@@ -65,11 +71,15 @@ def launch(fabric: Fabric) -> None:
     strategy = fabric.strategy
     if attempt != "0" and uses_store_of_torchrun() and isinstance(strategy, DDPStrategy):
         world_size, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
-        address, port, timeout = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), strategy._timeout
+        address, port, timeout = (
+            os.environ["MASTER_ADDR"],
+            int(os.environ["MASTER_PORT"]),
+            process_group_timeout(strategy),
+        )
         assert timeout is not None
         store = torch.distributed.TCPStore(address, port, world_size, is_master=False, timeout=timeout)
         torch.distributed.init_process_group(
-            strategy._get_process_group_backend(),
+            process_group_backend(strategy),
             store=torch.distributed.PrefixStore(f"attempt_{attempt}", store),
             rank=rank,
             world_size=world_size,
@@ -83,7 +93,7 @@ def exit_code(fabric: Fabric) -> int:
     environment = getattr(fabric.strategy, "cluster_environment", None)
     # Fabric kills rank 0, and its exit code with it, where a rank that it has started ends with any other code than 0.
     started_by_rank_zero = isinstance(environment, LightningEnvironment) and fabric.global_rank > 0
-    forked = getattr(fabric.strategy, "_start_method", "popen") != "popen"
+    forked = (start_method(fabric.strategy) or "popen") != "popen"
     return 0 if started_by_rank_zero and not forked else EXIT_CODE
 
 

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from lightning import LightningModule
 from lightning.fabric import Fabric
-from lightning.fabric.strategies.launchers import _MultiProcessingLauncher
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.multiprocessing import ProcessExitedException
 
+from lightning_feddua._private import starts_processes
 from lightning_feddua.launch.preemption import EXIT_CODE, forwarded_sigterm
 
 
 def forks(fabric: Fabric) -> bool:
     """Whether Fabric forks its ranks from this process, which then only waits for them."""
-    return isinstance(fabric.strategy.launcher, _MultiProcessingLauncher)
+    return starts_processes(fabric.strategy)
 
 
 def run_in_processes(

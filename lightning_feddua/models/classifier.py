@@ -2,6 +2,7 @@ import torch
 from lightning import LightningModule
 from torch import Tensor, nn
 
+from lightning_feddua._private import trainer_of
 from lightning_feddua.errors import ConfigurationError
 
 
@@ -24,7 +25,7 @@ class Classifier(LightningModule):
 
     def setup(self, stage: str) -> None:
         """Check that the data has no more classes than the network."""
-        classes = getattr(getattr(self._trainer, "datamodule", None), "num_classes", None)
+        classes = getattr(getattr(trainer_of(self), "datamodule", None), "num_classes", None)
         if classes is not None and classes > self.num_classes:
             raise ConfigurationError(
                 f"The data has labels up to {classes - 1}, and `{type(self).__name__}` has {self.num_classes} classes.",

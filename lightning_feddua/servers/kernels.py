@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from lightning_feddua._private import STORED_VALUES_ARE_READ
 from lightning_feddua.agreement import ELEMENTWISE_TOLERANCE, relative_difference, short_reason, warn_not_compiled
 from lightning_feddua.vectors import scalar_dtype
 
@@ -16,7 +16,7 @@ _SAMPLE = 1 << 16
 
 # What is stored and then read again becomes a value of the loop that stores it. As it comes, inductor computes v and s
 # twice instead, once for the norm and once to store them, in two loops over the same vectors.
-_ONE_LOOP: dict[str, Any] = {"realize_reads_threshold": 1}
+_ONE_LOOP = STORED_VALUES_ARE_READ
 
 
 class ServerKernels:
