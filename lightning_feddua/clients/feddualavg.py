@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torch import Tensor
-from torch.nn.functional import softshrink
 
-from lightning_feddua.clients.fedmid import FedMid
+from lightning_feddua.clients.fedmid import FedMid, soft_threshold
 from lightning_feddua.clients.local_training import LocalRound, broadcast
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ class FedDualAvg(FedMid):
             local.scratch["z"] = broadcast(self.vectors["z"], weights)
         z = local.scratch["z"].add_(weights - local.scratch.get("w", local.anchor))
         path = self.numbers["path"] + local.lr * (local.step + 1)
-        weights.copy_(softshrink(z, path * self.l1))
+        weights.copy_(soft_threshold(z, path * self.l1))
         local.scratch["w"] = weights.clone()
 
     def finish(self, delta: Tensor, local: LocalRound) -> dict[str, Tensor]:
@@ -50,4 +49,4 @@ class FedDualAvg(FedMid):
         """``z += η_g mean(z_i − z)``, and the weights follow."""
         z = self.vectors["z"].add_(update.mean_delta, alpha=eta_g)
         self.numbers["path"] += eta_g * self._path
-        weights.copy_(softshrink(z, self.numbers["path"] * self.l1))
+        weights.copy_(soft_threshold(z, self.numbers["path"] * self.l1))

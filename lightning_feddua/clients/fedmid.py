@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from torch import Tensor
-from torch.nn.functional import softshrink
 
 from lightning_feddua.checks import check_non_negative
 from lightning_feddua.clients.local_training import LocalRound, LocalTraining
@@ -53,8 +52,18 @@ class FedMid(LocalTraining):
 
     def project(self, weights: Tensor, local: LocalRound) -> None:
         """``w = prox_{η_l λ}(w)``."""
-        weights.copy_(softshrink(weights, local.lr * self.l1))
+        weights.copy_(soft_threshold(weights, local.lr * self.l1))
 
     def aggregate(self, weights: Tensor, update: RoundUpdate, eta_g: float) -> None:
         """``w = prox_{η_g η_l τ λ}(w)``."""
-        weights.copy_(softshrink(weights, eta_g * self._path * self.l1))
+        weights.copy_(soft_threshold(weights, eta_g * self._path * self.l1))
+
+
+def soft_threshold(vector: Tensor, threshold: float | Tensor) -> Tensor:
+    """``prox`` of the L1 norm; unlike torch's ``softshrink``, it takes a threshold that is a tensor.
+
+    >>> import torch
+    >>> soft_threshold(torch.tensor([-3.0, 0.5, 2.0]), 1.0)
+    tensor([-2.,  0.,  1.])
+    """
+    return vector - vector.clamp(-threshold, threshold)  # type: ignore[arg-type]

@@ -61,7 +61,7 @@ class RecordedReads:
 
 
 def _recording_class(
-    cls: type, label: str, on_read: Callable[[Attribute, Any], None], on_write: Callable[[Attribute], None]
+    cls: Any, label: str, on_read: Callable[[Attribute, Any], None], on_write: Callable[[Attribute], None]
 ) -> type:
     """A subclass that tells of every read and write of an object's own attributes."""
 

@@ -1,58 +1,19 @@
 """The vectorized engine against the sequential one."""
 
 import itertools
-import re
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
-from torchmetrics.classification import MulticlassAccuracy
 
-from lightning_feddua import ConfigurationError, FedDuAdagrad, FederatedDataModule, FederatedLoop
+from lightning_feddua import ConfigurationError
 from lightning_feddua.data.partition import Partition
 from lightning_feddua.models import CharLSTM, LinearRegression, ResNet18, ViT
 from lightning_feddua.models.classifier import Classifier as PaperClassifier
+from tests.engines.engine_runs import assert_same, fit, plain, separate, shared
 from tests.modules import Classifier, classification
-
-SIZES = (30, 60, 45, 7, 60, 12)
-
-
-def shared(sizes=SIZES):
-    dataset = classification(sum(sizes))
-    return Partition(dataset, [str(i) for i in range(len(sizes))], np.arange(sum(sizes)), np.array(sizes))
-
-
-def separate(sizes=SIZES):
-    return {str(i): classification(size, seed=i) for i, size in enumerate(sizes)}
-
-
-def fit(engine, make, clients, tmp_path, rounds=5, seed=0, batch_size=20, **arguments):
-    torch.manual_seed(seed)
-    model = make()
-    defaults = {"local_steps": 4, "server": FedDuAdagrad()}
-    loop = FederatedLoop(
-        engine=engine, max_rounds=rounds, accelerator="cpu", out_dir=tmp_path, enable_progress_bar=False, seed=seed,
-        **{**defaults, **arguments},
-    )  # fmt: skip
-    loop.fit(model, FederatedDataModule(clients, classification(40, seed=99), batch_size=batch_size))
-    return model, loop
-
-
-def plain(optimizer, schedule=None):
-    """A classifier without dropout, with an optimizer and perhaps a scheduler."""
-
-    class Module(Classifier):
-        def __init__(self):
-            super().__init__(dropout=0.0)
-
-        def configure_optimizers(self):
-            made = optimizer(self.parameters())
-            return made if schedule is None else ([made], [schedule(made)])
-
-    return Module
-
 
 SGD, Adam = torch.optim.SGD, torch.optim.Adam
 CASES = {
@@ -70,22 +31,30 @@ CASES = {
         ),
         {},
     ),
+    "step schedule, every third step": (
+        plain(
+            lambda p: SGD(p, 0.1),
+            lambda o: {
+                "scheduler": torch.optim.lr_scheduler.ExponentialLR(o, 0.5),
+                "interval": "step",
+                "frequency": 3,
+            },
+        ),
+        # Counted from the start of each epoch, as Trainer does: only epochs of three steps have a third one.
+        {"local_steps": 7},
+    ),
+    "epoch schedule, every other epoch": (
+        plain(
+            lambda p: SGD(p, 0.1),
+            lambda o: {"scheduler": torch.optim.lr_scheduler.ExponentialLR(o, 0.5), "frequency": 2},
+        ),
+        {"local_steps": 9},
+    ),
     "epoch schedule": (plain(lambda p: SGD(p, 0.1), lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.5)), {}),
     "epochs": (plain(lambda p: SGD(p, 0.1)), {"local_epochs": 2, "local_steps": None}),
     "decay": (plain(lambda p: SGD(p, 0.1)), {"local_lr_decay": 0.5}),
     "by samples": (plain(lambda p: SGD(p, 0.1)), {"client_weights": "samples"}),
 }
-
-
-def assert_same(first, second, tolerance):
-    (a, loop_a), (b, loop_b) = first, second
-    floats = [torch.cat([t.reshape(-1) for t in m.state_dict().values() if t.is_floating_point()]) for m in (a, b)]
-    assert (floats[0] - floats[1]).norm() / floats[0].norm() < tolerance
-    for name, value in a.state_dict().items():
-        assert value.is_floating_point() or torch.equal(value, b.state_dict()[name])
-    for row_a, row_b in zip(loop_a.history, loop_b.history, strict=True):
-        for name in row_a.keys() - {"seconds"}:
-            assert row_a[name] == pytest.approx(row_b[name], rel=max(tolerance * 100, 1e-6)), name
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -201,91 +170,6 @@ def test_dropout_differs_between_clients_and_agrees_on_average(tmp_path):
     assert abs(difference) < 4 * error
 
 
-class Items(Classifier):
-    def __init__(self):
-        super().__init__(dropout=0.0)
-
-    def training_step(self, batch, batch_idx):
-        if batch[0].sum().item() > 1e9:
-            return None
-        return super().training_step(batch, batch_idx)
-
-
-class TorchMetric(Classifier):
-    def __init__(self):
-        super().__init__()
-        self.accuracy = MulticlassAccuracy(3)
-
-    def training_step(self, batch, batch_idx):
-        self.accuracy(self.net(batch[0]), batch[1])
-        self.log("acc", self.accuracy)
-        return super().training_step(batch, batch_idx)
-
-
-class KeepsLosses(Classifier):
-    """Tensors in a list on the module: of no use after a vmapped step."""
-
-    def __init__(self):
-        super().__init__(dropout=0.0)
-        self.losses = []
-
-    def training_step(self, batch, batch_idx):
-        loss = super().training_step(batch, batch_idx)
-        self.losses.append(loss.detach())
-        self.last = loss.detach()
-        return loss
-
-
-class Manual(Classifier):
-    def __init__(self):
-        super().__init__()
-        self.automatic_optimization = False
-
-
-class Hooked(Classifier):
-    def on_after_backward(self):
-        pass
-
-
-class OtherOptimizer(Classifier):
-    def configure_optimizers(self):
-        return torch.optim.LBFGS(self.parameters())
-
-
-@pytest.mark.parametrize(
-    ("make", "reason"),
-    [
-        (Items, "item"),
-        (TorchMetric, ""),
-        (KeepsLosses, "its training step keeps tensors in `self.la?o?s"),
-        (Manual, "it optimizes manually"),
-        (Hooked, "it overrides `on_after_backward`"),
-        (OtherOptimizer, "its optimizer `LBFGS` is not known to work element by element"),
-    ],
-)
-def test_what_cannot_be_vectorized_is_said_once_and_before_training(make, reason, tmp_path):
-    with pytest.raises(ConfigurationError, match=rf"cannot be vectorized: .*{reason}.*\. Use `engine=\"auto\"`"):
-        fit("vectorized", make, shared(), tmp_path)
-    assert list(tmp_path.iterdir()) == []
-    if make is KeepsLosses:
-        model, _ = fit("auto", make, shared(), tmp_path, rounds=1)
-        # Those of the run alone: the trial leaves nothing behind.
-        assert len(model.losses) == len(SIZES) * 4
-    if make is not Manual:
-        _, loop = fit("auto", make, shared(), tmp_path, rounds=1)
-        assert loop.engine_note.startswith("sequential (not vectorized: ")
-        assert re.search(reason, loop.engine_note)
-        sequential, _ = fit("sequential", make, shared(), tmp_path, rounds=1)
-        auto, _ = fit("auto", make, shared(), tmp_path, rounds=1)
-        assert all(torch.equal(a, b) for a, b in zip(sequential.parameters(), auto.parameters(), strict=True))
-
-
-def test_auto_measures_and_says_so(tmp_path):
-    clients = {str(i): classification(20, seed=i) for i in range(20)}
-    _, loop = fit("auto", plain(lambda p: SGD(p, 0.1)), clients, tmp_path, rounds=1)
-    assert "times" in loop.engine_note
-
-
 def test_epoch_counter_of_unequal_clients_is_not_guessed(tmp_path):
     class Counts(Classifier):
         def training_step(self, batch, batch_idx):
@@ -294,6 +178,17 @@ def test_epoch_counter_of_unequal_clients_is_not_guessed(tmp_path):
     with pytest.raises(ConfigurationError, match=r"`self.current_epoch` differs between the clients"):
         fit("vectorized", Counts, {"a": classification(30), "b": classification(60)}, tmp_path)
     fit("vectorized", Counts, {"a": classification(40), "b": classification(40)}, tmp_path)
+
+
+@pytest.mark.parametrize("length", ["num_training_batches", "max_epochs"])
+def test_length_of_an_epoch_of_unequal_clients_is_not_guessed(length, tmp_path):
+    class Asks(Classifier):
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch, batch_idx) / getattr(self.trainer, length)
+
+    with pytest.raises(ConfigurationError, match=r"asks for the length of an epoch, which differs between clients"):
+        fit("vectorized", Asks, {"a": classification(30), "b": classification(60)}, tmp_path)
+    fit("vectorized", Asks, {"a": classification(40), "b": classification(40)}, tmp_path)
 
 
 def test_batches_changed_in_place_are_stacked_anew(tmp_path):
