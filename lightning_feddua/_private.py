@@ -24,10 +24,10 @@ from lightning.pytorch.core.optimizer import (
 )
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 from torchmetrics import Metric
 
-__all__ = ["tree_flatten", "tree_leaves", "tree_map", "tree_unflatten"]
+__all__ = ["tree_flatten", "tree_leaves", "tree_map", "tree_map_only", "tree_unflatten"]
 
 # Where a module keeps its tensors and children; these are not attributes of a user's own.
 MODULE_REGISTRIES = ("_parameters", "_buffers", "_modules")
@@ -113,8 +113,8 @@ def compile_graph(
 # cache's key), and to compute what is stored and then read again only once.
 EAGER_RANDOM_NUMBERS: dict[str, Any] = {"fallback_random": True}
 STORED_VALUES_ARE_READ: dict[str, Any] = {"realize_reads_threshold": 1}
-# The logger that reports on the compiler's own progress.
-COMPILER_LOGGER = "torch._inductor"
+# The loggers that report on the compiler's own progress, and on errors of a trace, which are raised anyway.
+COMPILER_LOGGER, TRACER_LOGGER = "torch._inductor", "torch._subclasses.fake_tensor"
 
 
 def threads_option(threads: int) -> dict[str, Any]:

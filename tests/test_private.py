@@ -36,6 +36,7 @@ def test_pytree_goes_through_lists_and_dicts_in_order():
     leaves, spec = _private.tree_flatten(tree)
     assert leaves == _private.tree_leaves(tree) == [1, 2, 3, None]
     assert _private.tree_unflatten(leaves, spec) == tree
+    assert _private.tree_map_only(int, str, tree) == {"b": ["1", "2"], "a": ("3", None)}
     assert _private.tree_map(str, tree) == {"b": ["1", "2"], "a": ("3", "None")}
     # Structures with the same keys are told apart by their text.
     assert str(spec) == str(_private.tree_flatten(tree)[1]) != str(_private.tree_flatten({"b": [1], "a": (3, None)})[1])
@@ -362,6 +363,12 @@ def test_a_selection_of_rows_has_indices():
     assert _private.has_indices(chosen)
     assert len(chosen.data) == 3
     assert not _private.has_indices(chosen.flatten_indices())
+
+
+def test_the_tracer_has_a_logger_of_its_own():
+    from torch._subclasses import fake_tensor
+
+    assert fake_tensor.log.name == _private.TRACER_LOGGER
 
 
 def test_every_name_has_a_canary():

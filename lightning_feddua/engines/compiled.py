@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only, tree_unflatten
 
+from lightning_feddua._private import tree_map_only, tree_unflatten
 from lightning_feddua.agreement import UPDATE_TOLERANCE, relative_difference, short_reason, warn_not_compiled
 from lightning_feddua.clients.local_training import LocalRound, LocalTraining
 from lightning_feddua.data.client_data import ReusableBatch

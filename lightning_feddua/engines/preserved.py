@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+
+from lightning_feddua._private import tree_leaves, version_of
 
 # What a module keeps its parameters, buffers and submodules in.
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
@@ -29,7 +30,7 @@ def preserved_attributes(module: nn.Module) -> Iterator[Callable[[], list[str]]]
     # An LSTM, for one, has its parameters in a list as well.
     registered = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
     tensors = [
-        (_label(path, name), leaf, leaf._version, leaf.detach().clone())
+        (_label(path, name), leaf, version_of(leaf), leaf.detach().clone())
         for (path, name), (_, value, _) in before.items()
         for leaf in tree_leaves(value)
         if isinstance(leaf, Tensor) and id(leaf) not in registered and not leaf.is_inference()
@@ -53,7 +54,7 @@ def preserved_attributes(module: nn.Module) -> Iterator[Callable[[], list[str]]]
                 changed.append(_label(path, name))
         with torch.no_grad():
             for label, tensor, version, copied in tensors:
-                if tensor._version != version:
+                if version_of(tensor) != version:
                     tensor.copy_(copied)
                     changed.append(label)
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
-from torch.utils._pytree import tree_map
 
+from lightning_feddua._private import NO_BATCHING_RULE, tree_map
 from lightning_feddua.clients.local_training import LocalRound, LocalTraining
 from lightning_feddua.engines.local_rounds import LocalRounds
 from lightning_feddua.engines.stack import ClientStack
@@ -140,7 +140,7 @@ class StackedSteps:
                 new_buffers = {name: buffer.detach() for name, buffer in new_buffers.items()}
                 return dict(zip(parameters, found, strict=True)), losses.detach(), logs, new_buffers
             except RuntimeError as error:
-                if "Batching rule not implemented" not in str(error):
+                if NO_BATCHING_RULE not in str(error):
                     raise
                 self._forward_can_be_vmapped = False
         if self._unused is None:

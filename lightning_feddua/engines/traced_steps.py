@@ -10,9 +10,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from torchmetrics import Metric
 
+from lightning_feddua._private import (
+    COMPILER_LOGGER,
+    EAGER_RANDOM_NUMBERS,
+    TRACER_LOGGER,
+    compile_graph,
+    compile_session,
+    threads_option,
+    trace,
+    tree_flatten,
+    tree_leaves,
+    tree_unflatten,
+)
 from lightning_feddua.clients.local_training import LocalRound, LocalTraining
 from lightning_feddua.engines.preserved import is_torchs_own, plain_attributes, preserved_attributes
 from lightning_feddua.engines.recorded_reads import RecordedReads
@@ -160,26 +171,14 @@ class TracedSteps:
             outputs_spec.append(output_spec)
             return flat
 
-        # Only here: without a compiler, the import of this package costs little more than Lightning's.
-        import torch._inductor
-        from torch._guards import TracingContext, tracing
-        from torch._subclasses import FakeTensorMode
-        from torch.fx.experimental.proxy_tensor import make_fx
-        from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
         examples = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         reads = self._reads()
-        # With an environment for shapes, although none varies: without one the compiler does not use its cache on disk.
-        mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
-        with _quiet(), torch.compiler._compile_session_context():
+        # The number of threads is a part of what is compiled, and so of its name in the compiler's cache.
+        options = {**EAGER_RANDOM_NUMBERS, **threads_option(torch.get_num_threads())}
+        with _quiet(), compile_session():
             with self._untouched(), reads.recording():
-                graph = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*examples)
-            with tracing(TracingContext(mode)):
-                fakes: list[Any] = [mode.from_tensor(example, static_shapes=True) for example in examples]
-                # Random numbers as the eager steps draw them. The number of threads is a part of what is compiled, and
-                # so of its name in the cache.
-                options = {"fallback_random": True, "cpp.threads": torch.get_num_threads()}
-                compiled = torch._inductor.compile(graph, fakes, options=options)
+                graph = trace(function, examples)
+            compiled = compile_graph(graph, examples, options)
         return CompiledFunction(compiled, outputs_spec[-1], reads)
 
     def _trace(self, inputs: StepInputs, epochs: list[int], clip: float | None, same_size: bool) -> dict[str, Any]:
@@ -270,7 +269,7 @@ def _with_parts(algorithm: LocalTraining) -> list[LocalTraining]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """The compiler reports on its own progress, and the tracer on errors that are reported anyway."""
-    loggers = [logging.getLogger(name) for name in ("torch._inductor", "torch._subclasses.fake_tensor")]
+    loggers = [logging.getLogger(name) for name in (COMPILER_LOGGER, TRACER_LOGGER)]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
+from lightning_feddua._private import tree_map
 from lightning_feddua.aggregation.client_states import ClientStates
 from lightning_feddua.aggregation.update import ClientUpdate
 from lightning_feddua.clients.local_training import LocalRound, LocalTraining
