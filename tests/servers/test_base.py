@@ -1,5 +1,7 @@
 """The contract between the loop and any server rule, with real loops."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -72,6 +74,24 @@ def test_the_layout_is_that_of_the_fit():
         server.layout  # noqa: B018
     server.set_up(layout)
     assert server.layout is layout
+
+
+class Adaptive(Returns):
+    adaptive = True
+
+
+def test_an_adaptive_rule_is_evaluated_on_the_average_of_two_iterates(tmp_path):
+    for rule, averaged in ((Returns, False), (Adaptive, True)):
+        loop, _ = fit(rule(1.0), tmp_path)
+        assert ("last_iterate/val_loss" in loop.history[0]) is averaged
+
+
+def test_a_copy_of_a_server_has_a_state_of_its_own():
+    server = FedDuAdagrad()
+    other, weights = copy.deepcopy(server), torch.zeros(2)
+    other.step(weights, RoundUpdate(torch.ones(2), torch.ones(1)))
+    assert weights.norm() > 0
+    assert "s" not in server.state_dict()
 
 
 class Remembers(Server):
