@@ -1,4 +1,4 @@
-"""One try of each fault, three in the slow tests; ``python -m tests.drills`` tries hundreds."""
+"""One try of each fault, and two more in the slow tests; ``python -m tests.drills`` tries hundreds."""
 
 import pytest
 
