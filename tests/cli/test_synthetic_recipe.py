@@ -33,7 +33,7 @@ def final_loss(name, seed):
 
 
 def test_the_recipe_ends_where_the_readme_says():
-    """With the first seed, not the best. Rounding alone moves the end by a factor of a hundred, and this is far above."""
+    """With the first seed, not the best. Rounding alone moves the end by a factor of 100; the bound is far above."""
     assert RECIPE["data"]["init_args"]["seed"] == RECIPE["loop"].get("seed", 0) == 0
     assert final_loss("FedDuAdagrad", RECIPE["data"]["init_args"]["seed"]) < 1e-13
 

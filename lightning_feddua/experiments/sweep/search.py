@@ -74,8 +74,8 @@ class OptunaSearch(Search):
     """Optuna's tree-structured Parzen estimator, which learns from the points tried before.
 
     The study is kept in a file. Points that were proposed but not finished when a sweep was interrupted are
-    proposed again, and the sampler's seed is a function of the number of trials, so that a resumed sweep ends like one that
-    was never interrupted.
+    proposed again, and the sampler's seed is a function of the number of trials, so that a resumed sweep ends like one
+    that was never interrupted.
 
     Args:
         space: what to vary.
