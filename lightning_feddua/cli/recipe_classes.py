@@ -156,7 +156,7 @@ def _check_names(owner: str, given: Iterable[str], allowed: list[str], kind: str
 
 
 def hint(name: str, allowed: Iterable[str], initial: str = "c") -> str:
-    """The beginning of a sentence that goes on with a word of this initial, as "choose" has."""
+    """The beginning of a sentence, up to the first letter of the word that follows it, such as "choose"."""
     near = difflib.get_close_matches(str(name), list(allowed), n=1)
     return f"Write `{near[0]}` if that was meant, or {initial}" if near else initial.upper()
 

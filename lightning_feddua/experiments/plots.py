@@ -53,7 +53,7 @@ STYLES = {
 TITLES = {
     "eta_g": "server step η_g",
     "heterogeneity": "heterogeneity, mean ‖Δᵢ‖² / ‖Δ̄‖²",
-    "seconds": "seconds a round",
+    "seconds": "seconds per round",
     "loss": "training loss",
 }
 PANELS = {False: "without momentum", True: "with momentum"}

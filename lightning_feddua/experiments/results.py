@@ -167,7 +167,7 @@ def spans_decades(methods: Sequence[Method], metric: str) -> bool:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A mapping from a file that may be missing or cut short; then it is empty."""
+    """A mapping from a file that may be missing or incomplete; then it is empty."""
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -192,7 +192,7 @@ def _find_runs(folder: Path) -> Iterator[tuple[Path, str | None]]:
         managed = (folder.parent / JOB_FILE).is_file()
         yield folder, folder.absolute().parent.parent.name if managed else None
     elif (folder / JOB_FILE).is_file():
-        # Versions that were cut short or had another recipe stay on the disk, and are not results.
+        # Versions that were interrupted or had another recipe stay on the disk, and are not results.
         mark = read_json(folder / FINISHED_FILE)
         version = folder / str(mark["version"]) if "version" in mark else newest_version(folder)
         if version is not None and "diverged" not in mark and (version / CSVLog.FILE_NAME).is_file():
@@ -213,7 +213,7 @@ def _load_run(folder: Path, name: str | None) -> Run:
 
 def _read_columns(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     text = path.read_text()
-    # The last line may be half written while the run goes on.
+    # The last line may be half written during the run.
     rows = list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines()))
     columns = {}
     for name in rows[0] if rows else []:

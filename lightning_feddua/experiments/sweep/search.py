@@ -18,7 +18,7 @@ from lightning_feddua.randomness import Purpose, generator
 
 
 class Search(ABC):
-    """Proposes points. The same search proposes the same points, so that a sweep that was cut short can go on."""
+    """Proposes points. The same search proposes the same points, so that an interrupted sweep can be resumed."""
 
     @abstractmethod
     def ask(self, count: int) -> Sequence[Settings]:
@@ -73,8 +73,9 @@ def random_search(space: Space, trials: int, seed: int) -> Search:
 class OptunaSearch(Search):
     """Optuna's tree-structured Parzen estimator, which learns from the points tried before.
 
-    The study is kept in a file. Points that were proposed and not finished when a sweep was cut short are proposed
-    again, and the sampler's seed is a function of the number of trials, so that a sweep goes on as if it had not been.
+    The study is kept in a file. Points that were proposed but not finished when a sweep was interrupted are
+    proposed again, and the sampler's seed is a function of the number of trials, so that a resumed sweep ends like one
+    that was never interrupted.
 
     Args:
         space: what to vary.
