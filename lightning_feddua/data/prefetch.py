@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,8 +14,7 @@ from lightning_feddua.data.client_data import ClientData
 from lightning_feddua.randomness import Purpose, preserved_random_state, seed_generators
 
 
-@dataclass(frozen=True)
-class BatchRequest:
+class BatchRequest(NamedTuple):
     """One minibatch of one client.
 
     Args:

@@ -45,6 +45,7 @@ class LocalRounds:
         self._algorithm = algorithm
         self._states = states
         self._gradients = ExtraGradients(federation)
+        self._projects = type(algorithm).project is not LocalTraining.project
 
     def full_gradients(self, clients: list[Client], state: GlobalState) -> list[Tensor] | None:
         """``∇F_i(w_t)`` of each client, where the algorithm asks for it. Uses the module's weights."""
@@ -75,7 +76,8 @@ class LocalRounds:
 
     def project(self, weights: Tensor, local: LocalRound) -> None:
         """Let the algorithm change weights."""
-        self._change_in_place(self._algorithm.project, weights, local)
+        if self._projects:
+            self._change_in_place(self._algorithm.project, weights, local)
 
     def _change_in_place(self, method: Callable[..., Any], changed: Tensor, *args: Any) -> None:
         returned = method(changed, *args)

@@ -33,7 +33,10 @@ def wrong_compiler(function, **_):
 
 @pytest.mark.parametrize(
     ("compiler", "reason"),
-    [(no_compiler, r"no C\+\+ compiler found\."), (wrong_compiler, "compiled and eager steps differ by")],
+    [
+        (no_compiler, r"no C\+\+ compiler found\."),
+        (wrong_compiler, "the compiled one computes something else"),
+    ],
 )
 def test_the_step_runs_eagerly_with_one_warning(compiler, reason, monkeypatch):
     expected = steps(FedDuAdam())
