@@ -83,6 +83,7 @@ class RoundUpdate:
     def heterogeneity(self) -> float:
         """``Σ p_i ‖Δ_i‖² / ‖Δ̄‖²``: 1 where all clients agree, and larger the more their updates cancel in the mean.
 
+        >>> import torch
         >>> deltas = torch.eye(4)
         >>> RoundUpdate(deltas.mean(0), deltas.square().sum(1)).heterogeneity()
         4.0

@@ -45,7 +45,7 @@ def sentences(error: ArgumentError, command: str, options: Callable[[], Sequence
         key = _whole_key(text)
         # What is said of the innermost argument, up to its value.
         text = "".join(re.split(r"((?:Given|Got) value: .*)", text[match.start() :])[:2])
-        base = re.search(r"Subtypes: \[<class '([\w.]+)'>", text)
+        base = re.search(r"Subtypes: \[<class '(\w+\.[\w.]+)'>", text)
         if base and (given := re.search(r"Expected a dot import path string: (\S+)", text)):
             return no_such_class(match[1].replace("_", " "), given[1], import_class(base[1]))
         value = re.search(r"(?:Given value|Got value): (.*)", text)

@@ -120,10 +120,6 @@ class Combined(LocalTraining):
                     _write_back(whole, seen, prefix)
         return results
 
-    def attributes(self) -> dict[str, Any]:
-        """Those of all parts."""
-        return {prefix + name: value for prefix, part in self._named for name, value in part.attributes().items()}
-
     def local_steps(self, rng: np.random.Generator, local_steps: int | None) -> int | None:
         """As the part says that draws them, if any does."""
         for part in self.algorithms:

@@ -118,10 +118,6 @@ class LocalTraining:
         """The algorithms that this one is made of: only itself, unless it combines others."""
         return [self]
 
-    def attributes(self) -> dict[str, Any]:
-        """What local steps may depend on besides ``vectors``. Compiled steps take these as constants."""
-        return {name: value for name, value in vars(self).items() if name != "vectors"}
-
     def _overrides(self, name: str) -> bool:
         return getattr(type(self), name) is not getattr(LocalTraining, name)
 

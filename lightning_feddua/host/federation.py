@@ -140,7 +140,8 @@ class Federation:
 
         A client whose dataset cannot be made counts as one without samples: it fails when it takes part.
         """
-        return self.datamodule.client_sizes(on_error=lambda name, error: None)
+        lazy = not self.datamodule.sizes_are_known
+        return self.datamodule.client_sizes(on_error=(lambda name, error: None) if lazy else None)
 
     def _set_up_module(self) -> None:
         if is_overridden("configure_callbacks", self.module):

@@ -12,7 +12,7 @@ import yaml
 
 from lightning_feddua import ConfigurationError, FederatedDataModule
 from lightning_feddua.cli import main
-from lightning_feddua.cli.recipes import shipped_classes
+from lightning_feddua.cli.recipe_classes import shipped_classes
 from lightning_feddua.data import Cifar, Femnist, IIDPartitioner, Shakespeare
 from lightning_feddua.data.cifar import MEAN, STD, random_crop, random_flip
 from lightning_feddua.data.natural import NaturalDataModule

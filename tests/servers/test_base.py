@@ -126,15 +126,18 @@ def test_a_rule_with_a_state_resumes_bit_for_bit(tmp_path):
         fit(Remembers(0.1), tmp_path, "last", max_rounds=4)
 
 
-def test_a_checkpoint_knows_nothing_of_compilation_and_layout(tmp_path, monkeypatch):
-    loop, _ = fit(FedDuAdagrad(), tmp_path, checkpoint_every=1)
+def test_a_checkpoint_knows_compilation_by_the_name_of_the_setting_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr("lightning_feddua.servers.passes.COMPILED_SERVER_SIZE", 1)
+    loop, _ = fit(FedDuAdagrad(), tmp_path, checkpoint_every=1, compile=True)
     settings = {name for name in loop.identity["settings"] if name.startswith("server")}
     assert settings == {"server"} | {
         f"server.{name}"
         for name in ("preconditioner", "step_size", "beta1", "beta2", "eps", "eps_g", "min_step", "heavy_ball",
                      "bias_correction", "initial_accumulator", "mirror_map")
     }  # fmt: skip
-    monkeypatch.setattr("lightning_feddua.servers.passes.COMPILED_SERVER_SIZE", 1)
+    assert loop.identity["settings"]["compile"] is True
+    with pytest.raises(ConfigurationError, match="`compile` was `True` and is `False`"):
+        fit(FedDuAdagrad(), tmp_path, "last", max_rounds=3)
     server = FedDuAdagrad()
     loop, _ = fit(server, tmp_path, "last", max_rounds=3, compile=True)
     assert len(loop.history) == 3

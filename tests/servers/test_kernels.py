@@ -41,10 +41,11 @@ def wrong_compiler(function, **_):
 def test_the_step_runs_eagerly_with_one_warning(compiler, reason, monkeypatch):
     expected = steps(FedDuAdam())
     monkeypatch.setattr(torch, "compile", compiler)
+    monkeypatch.setattr("lightning_feddua.servers.passes.COMPILED_SERVER_SIZE", 10)
     server = FedDuAdam()
-    server.compiled = True
+    server.set_up(layout=None, compile=True)
     with pytest.warns(UserWarning, match=rf"^The server step runs eagerly and is not compiled: {reason}") as warnings:
         found = steps(server)
     assert len(warnings) == 1
     assert torch.equal(found, expected)
-    assert not server.compiled
+    assert not server._passes.compiled
