@@ -1,7 +1,7 @@
 """Every private name of other packages that this package uses, each behind a function or an alias.
 
-Private names may change in any release. ``tests/test_private.py`` has a canary for each of them, which fails if a name
-is gone or does something else. A new version of torch or Lightning can be allowed once all canaries pass. The names of
+Private names may change in any release. ``tests/test_private_*.py`` have a canary for each, which fails if the name is
+gone or does something else. A new version of torch or Lightning can be allowed once all canaries pass. The names of
 torch come first, then those of lightning, torchmetrics, jsonargparse and datasets.
 """
 

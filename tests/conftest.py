@@ -37,5 +37,13 @@ def clients():
     )
 
 
+@pytest.fixture
+def process_group(tmp_path):
+    """A world of one."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
 # Fails when it is imported, which is what it is for.
 collect_ignore = ["cli/broken_module.py"]

@@ -75,7 +75,12 @@ def _recording_class(
         on_write((label, name))
         cls.__setattr__(self, name, value)
 
-    return type(cls.__name__, (cls,), {"__getattribute__": read, "__setattr__": write, "__module__": cls.__module__})
+    # A name of its own: whoever looks for classes by name, as recipes do, finds one.
+    return type(
+        f"_Recorded{cls.__name__}",
+        (cls,),
+        {"__getattribute__": read, "__setattr__": write, "__module__": cls.__module__},
+    )
 
 
 class _Same:

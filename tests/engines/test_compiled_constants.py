@@ -1,6 +1,7 @@
 """What compiled steps take for constants: only what they read, and only while it has the same value."""
 
 import copy
+import gc
 
 import pytest
 import torch
@@ -251,3 +252,14 @@ def test_low_precision_is_compiled(make_loop, precision, recwarn):
     compiled = fit(make_loop, LocalTraining(), True, precision=precision)
     assert [str(w.message) for w in recwarn if "compiled" in str(w.message) or "failed with" in str(w.message)] == []
     torch.testing.assert_close(compiled, eager, rtol=0.05, atol=1e-3)
+
+
+def test_tracing_leaves_no_second_class_of_the_same_name(make_loop, compilations):
+    """A recipe that names a class by its name alone would find two."""
+    gc.disable()
+    try:
+        fit(make_loop, LocalTraining(), compile=True, rounds=1)
+        assert compilations
+        assert "LinearRegression" not in {cls.__name__ for cls in LinearRegression.__subclasses__()}
+    finally:
+        gc.enable()
