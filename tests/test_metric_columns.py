@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from lightning_feddua import FedAvg, FedDuAdagrad
-from lightning_feddua.metric_names import validation_names
+from lightning_feddua.metric_names import LOOP_COLUMNS, validation_names
 from tests.modules import Classifier
 
 
@@ -54,3 +54,10 @@ def test_a_name_stays_what_it_was():
     assert validation_names({"loss": 1.0}, {"loss": 2.0}, []) == {"val/loss": 1.0}
     assert validation_names({"loss": 1.0}, {}, [{"loss": 2.0, "val/loss": 1.0}, {"eta_g": 1.0}]) == {"val/loss": 1.0}
     assert validation_names({"val_loss": 1.0}, {"loss": 2.0}, [{"val_loss": 1.0}]) == {"val_loss": 1.0}
+
+
+def test_the_columns_of_the_loop_are_known_by_their_names(make_loop, clients):
+    """What the loop writes is what modules may not log, and no method's result."""
+    loop = make_loop(on_client_error="skip", max_rounds=1, validate_every=0)
+    loop.fit(Classifier(), clients)
+    assert set(loop.history[0]) - {"loss", "train_acc"} == LOOP_COLUMNS

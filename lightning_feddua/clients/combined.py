@@ -11,12 +11,14 @@ from torch import Tensor
 
 from lightning_feddua.aggregation.update import RoundUpdate
 from lightning_feddua.checks import check_instance
-from lightning_feddua.clients.local_training import LocalRound, LocalTraining
+from lightning_feddua.clients.local_training import LocalRound, LocalTraining, change_in_place
 from lightning_feddua.errors import ConfigurationError
 
 # The dictionaries of a round in which each part has names of its own.
 LOCAL = ("state", "scratch", "scalars")
 SENT = ("extra_vectors", "scalars")
+# Methods that change their first argument in place.
+IN_PLACE = ("correct", "project")
 
 
 def _flag(name: str, combine: Callable[[Iterable[bool]], bool] = any) -> Any:
@@ -98,23 +100,21 @@ class Combined(LocalTraining):
                 f"`{'` and `'.join(drawing)}` both draw the number of local steps.", "Combine only one such algorithm."
             )
         self.algorithms = list(algorithms)
+        # Each part with what its names begin with in the whole.
+        self._named = [(f"{i}.{type(part).__name__}.", part) for i, part in enumerate(algorithms)]
 
     @property
     def parts(self) -> list[LocalTraining]:
         """The single algorithms, those of combined parts included."""
         return [single for part in self.algorithms for single in part.parts]
 
-    @property
-    def _named(self) -> list[tuple[str, LocalTraining]]:
-        """The parts, each with what its names begin with in the whole."""
-        return [(f"{i}.{type(part).__name__}.", part) for i, part in enumerate(self.algorithms)]
-
     def _call(self, method: str, *arguments: Any) -> dict[str, Any]:
         """Call a method of each part, in order; its results by prefix. What a part sees of a round is its own."""
         results = {}
         for prefix, part in self._named:
             own = [_own_round(argument, prefix) for argument in arguments]
-            results[prefix] = getattr(part, method)(*own)
+            call = change_in_place if method in IN_PLACE else _call_method
+            results[prefix] = call(part, method, *own)
             for whole, seen in zip(arguments, own, strict=True):
                 if isinstance(whole, LocalRound):
                     _write_back(whole, seen, prefix)
@@ -140,6 +140,10 @@ class Combined(LocalTraining):
         self._check_state(state)
         for part, own in zip(self.algorithms, state["parts"], strict=True):
             part.load_state_dict(own)
+
+
+def _call_method(part: LocalTraining, method: str, *arguments: Any) -> Any:
+    return getattr(part, method)(*arguments)
 
 
 def _own(whole: Mapping[str, Any], prefix: str) -> dict[str, Any]:

@@ -209,3 +209,13 @@ class LocalTraining:
 def broadcast(vector: Tensor, like: Tensor) -> Tensor:
     """A copy of what all clients share for a client, or for each client of a stack."""
     return vector.expand_as(like).clone(memory_format=torch.contiguous_format)
+
+
+def change_in_place(algorithm: LocalTraining, method: str, changed: Tensor, *arguments: Any) -> None:
+    """Call ``correct`` or ``project``; one clear error if it returns what it should have changed in place."""
+    returned = getattr(algorithm, method)(changed, *arguments)
+    if returned is not None and returned is not changed:
+        raise ConfigurationError(
+            f"`{type(algorithm).__name__}.{method}` returned a `{type(returned).__name__}`, which would be lost.",
+            "It must change its first argument in place, as `gradient.add_(...)` does, and return None.",
+        )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from lightning_feddua.aggregation.client_states import ClientStates
-from lightning_feddua.clients.local_training import LocalRound, LocalTraining
+from lightning_feddua.clients.local_training import LocalRound, LocalTraining, change_in_place
 from lightning_feddua.engines.base import Client, GlobalState
 from lightning_feddua.errors import ConfigurationError
 from lightning_feddua.host.extra_gradients import ExtraGradients
@@ -72,21 +71,12 @@ class LocalRounds:
 
     def correct(self, gradient: Tensor, weights: Tensor, local: LocalRound) -> None:
         """Let the algorithm change gradients."""
-        self._change_in_place(self._algorithm.correct, gradient, weights, local)
+        change_in_place(self._algorithm, "correct", gradient, weights, local)
 
     def project(self, weights: Tensor, local: LocalRound) -> None:
         """Let the algorithm change weights."""
         if self._projects:
-            self._change_in_place(self._algorithm.project, weights, local)
-
-    def _change_in_place(self, method: Callable[..., Any], changed: Tensor, *args: Any) -> None:
-        returned = method(changed, *args)
-        if returned is not None and returned is not changed:
-            name = f"{type(self._algorithm).__name__}.{method.__name__}"
-            raise ConfigurationError(
-                f"`{name}` returned a `{type(returned).__name__}`, which would be lost.",
-                "It must change its first argument in place, as `gradient.add_(...)` does, and return None.",
-            )
+            change_in_place(self._algorithm, "project", weights, local)
 
     def finish(self, deltas: Tensor, local: LocalRound) -> AlgorithmResults:
         """End the round of a client, or of a stack. Deltas may be changed in place."""

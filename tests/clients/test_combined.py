@@ -243,3 +243,16 @@ def test_what_a_part_cannot_do_is_said_in_its_name(client, arguments, message, t
     own = {name: arguments[name] for name in ("cohort", "eta_g") if name in arguments}
     with pytest.raises(ConfigurationError, match=message):
         fit(client, settings(**own), tmp_path, **{k: v for k, v in arguments.items() if k not in own})
+
+
+class Returning(FedProx):
+    def correct(self, gradient, weights, local):
+        return gradient + weights
+
+
+def test_a_part_that_returns_what_it_should_change_is_named():
+    local = LocalRound(torch.zeros(2), lr=0.1)
+    with pytest.raises(
+        ConfigurationError, match=r"`Returning.correct` returned a `Tensor`, which would be lost\. It must"
+    ):
+        Combined([FedProx(), Returning()]).correct(torch.ones(2), torch.ones(2), local)
