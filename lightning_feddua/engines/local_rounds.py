@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -72,19 +71,19 @@ class LocalRounds:
 
     def correct(self, gradient: Tensor, weights: Tensor, local: LocalRound) -> None:
         """Let the algorithm change gradients."""
-        self._change_in_place(self._algorithm.correct, gradient, weights, local)
+        self._change_in_place("correct", gradient, weights, local)
 
     def project(self, weights: Tensor, local: LocalRound) -> None:
         """Let the algorithm change weights."""
         if self._projects:
-            self._change_in_place(self._algorithm.project, weights, local)
+            self._change_in_place("project", weights, local)
 
-    def _change_in_place(self, method: Callable[..., Any], changed: Tensor, *args: Any) -> None:
-        returned = method(changed, *args)
+    def _change_in_place(self, method: str, changed: Tensor, *args: Any) -> None:
+        returned = getattr(self._algorithm, method)(changed, *args)
         if returned is not None and returned is not changed:
-            name = f"{type(self._algorithm).__name__}.{method.__name__}"
+            name, kind = type(self._algorithm).__name__, type(returned).__name__
             raise ConfigurationError(
-                f"`{name}` returned a `{type(returned).__name__}`, which would be lost.",
+                f"`{name}.{method}` returned a `{kind}`, which would be lost.",
                 "It must change its first argument in place, as `gradient.add_(...)` does, and return None.",
             )
 
