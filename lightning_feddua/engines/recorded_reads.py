@@ -101,5 +101,5 @@ def _snapshot(value: Any) -> Any:
     if isinstance(value, set):
         return set(value)
     # The same method of the same object is a new object each time that it is looked up.
-    by_value = callable(value) or (is_dataclass(value) and value.__dataclass_params__.frozen)  # type: ignore[attr-defined]
-    return value if by_value else _Same(value)
+    frozen = is_dataclass(value) and getattr(value, "__dataclass_params__").frozen  # noqa: B009
+    return value if callable(value) or frozen else _Same(value)

@@ -68,25 +68,25 @@ class Both(LocalTraining):
 
     def __init__(self):
         super().__init__()
-        self.parts = [FedProx(0.1), Scaffold()]
+        self.inner = [FedProx(0.1), Scaffold()]
 
     def set_up(self, weights, population, local_steps):
-        for part in self.parts:
+        for part in self.inner:
             part.set_up(weights, population, local_steps)
 
     def start(self, local):
-        for part in self.parts:
+        for part in self.inner:
             part.start(local)
 
     def correct(self, gradient, weights, local):
-        for part in self.parts:
+        for part in self.inner:
             part.correct(gradient, weights, local)
 
     def finish(self, delta, local):
-        return self.parts[1].finish(delta, local)
+        return self.inner[1].finish(delta, local)
 
     def aggregate(self, weights, update, eta_g):
-        self.parts[1].aggregate(weights, update, eta_g)
+        self.inner[1].aggregate(weights, update, eta_g)
 
 
 @pytest.mark.parametrize(
