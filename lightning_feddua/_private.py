@@ -24,10 +24,10 @@ from lightning.pytorch.core.optimizer import (
 )
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torchmetrics import Metric
 
-__all__ = ["tree_flatten", "tree_leaves", "tree_map", "tree_map_only", "tree_unflatten"]
+__all__ = ["tree_flatten", "tree_leaves", "tree_map", "tree_unflatten"]
 
 # Where a module keeps its tensors and children; these are not attributes of a user's own.
 MODULE_REGISTRIES = ("_parameters", "_buffers", "_modules")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_feddua._private import tree_map_only, tree_unflatten
+from lightning_feddua._private import tree_map, tree_unflatten
 from lightning_feddua.agreement import UPDATE_TOLERANCE, relative_difference, short_reason, warn_not_compiled
 from lightning_feddua.clients.local_training import LocalRound, LocalTraining
 from lightning_feddua.data.client_data import ReusableBatch
@@ -109,13 +109,13 @@ class CompiledSteps:
         self._enough = True
         if changed is None:
             reason = (
-                f"{_MAX_FUNCTIONS} shapes of stacks are compiled, and others appear. Clients of at least `batch_size`"
-                " samples have the same shape"
+                f"there are more than {_MAX_FUNCTIONS} shapes of stacks. Clients of at least `batch_size` samples have"
+                " the same shape"
             )
         else:
             reason = (
-                f"`{changed}` changes between rounds, and steps are compiled for one value. An algorithm keeps a number"
-                " that changes in `self.numbers`"
+                f"`{changed}` changes between rounds, and compiled steps hold for one value. A client algorithm should"
+                " keep such a number in `self.numbers`"
             )
         warn_not_compiled("The local training of some clients", reason)
 
@@ -144,7 +144,7 @@ class CompiledSteps:
         self._attach(stack)
         set_random_state(device, before)
         # Copies of their own for each step, in case a step writes to them.
-        batches = [ReusableBatch(tree_map_only(Tensor, Tensor.clone, batch)) for batch in inputs.batches]
+        batches = [ReusableBatch(tree_map(_cloned, batch)) for batch in inputs.batches]
         pairs = ((epoch, reusable.batch) for epoch, reusable in zip(epochs, batches, strict=True))
         expected = self._steps.run(stack, pairs, local, clip, same_size)
         if reason is None and not all(batch.untouched for batch in batches):
@@ -179,3 +179,7 @@ def _copy(tensor: Tensor) -> Tensor:
     if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
         return tensor
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+def _cloned(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf

@@ -105,7 +105,6 @@ def _snapshot(value: Any) -> Any:
         return [_snapshot(item) for item in value]
     if isinstance(value, set):
         return set(value)
-    if is_dataclass(value) and not isinstance(value, type):
-        return {"": _Same(type(value)), **_snapshot(vars(value))}
     # The same method of the same object is a new object each time that it is looked up.
-    return value if callable(value) else _Same(value)
+    frozen = is_dataclass(value) and getattr(value, "__dataclass_params__").frozen  # noqa: B009
+    return value if callable(value) or frozen else _Same(value)
