@@ -90,11 +90,11 @@ class Client:
 
 @dataclass(frozen=True)
 class ClientEvents:
-    """Whom to tell of each client. At ``start`` the module holds global weights, at ``end`` the client's own.
+    """What to call for each client. The module then holds the global weights and buffers, or the client's own.
 
     Args:
-        start: called before a client's local steps; None where nobody listens.
-        end: called after them; None where nobody listens.
+        start: called before a client's local steps, with the global state in the module; None if nobody needs it.
+        end: called after them, with the client's own state in the module; None if nobody needs it.
     """
 
     start: Callable[[Client], None] | None = None
@@ -154,7 +154,7 @@ class Engine(ABC):
         Args:
             clients: this rank's part of the cohort.
             state: what they start from.
-            events: whom to tell of each client.
+            events: what to call before and after the local steps of each client.
 
         Yields:
             The clients' updates one by one, in any order; an error for a client that fails.

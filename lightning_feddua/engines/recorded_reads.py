@@ -96,7 +96,7 @@ class _Same:
 
 
 def _snapshot(value: Any) -> Any:
-    """What tells later whether a value has changed, be it in place."""
+    """What is compared later to see whether a value has changed, even in place."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):

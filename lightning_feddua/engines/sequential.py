@@ -74,7 +74,7 @@ class SequentialEngine(Engine):
                 self._load(client, state)
                 metrics = self._train(client, state)
             except ConfigurationError:
-                # Not the fault of this client: no other would fare better.
+                # A mistake in the setup and not of this client: all others would fail too.
                 raise
             except Exception as exception:
                 self._clean_up()

@@ -78,7 +78,7 @@ def known_engine(engine: str | type[Engine], known: str) -> tuple[type[Engine], 
     if found.name != known:
         raise ConfigurationError(
             f"The checkpoint's run used the {known} engine, and `engine={found.name}` would round differently.",
-            'Use the same or `engine="auto"`, or start afresh.',
+            'Use the same or `engine="auto"`, or start a new run.',
         )
     return found, f"{known}, as before"
 

@@ -103,9 +103,9 @@ class VectorizedEngine(Engine):
     def run(
         self, clients: list[Client], state: GlobalState, events: ClientEvents
     ) -> Iterator[ClientUpdate | ClientError]:
-        """Train clients in chunks of equal shapes; all of a chunk start before, and end after, its steps.
+        """Train clients in chunks of equal shapes. All clients of a chunk start before its steps and end after them.
 
-        Where a chunk fails, it is not known which client is at fault: they are trained again one by one to find out.
+        If a chunk fails, it is not known which client is the cause. Its clients are then trained one by one.
         """
         self._work = state.work
         for group in self._groups(clients):
@@ -118,7 +118,7 @@ class VectorizedEngine(Engine):
                 try:
                     stack, metrics, local = self._train(chunk, state)
                 except ConfigurationError:
-                    # Not the fault of these clients: no other would fare better.
+                    # A mistake in the setup and not of these clients: all others would fail too.
                     raise
                 except Exception as exception:
                     self._view.stop_client()

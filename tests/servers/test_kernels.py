@@ -1,18 +1,23 @@
-"""A server step that cannot be compiled, or is compiled wrong, runs eagerly and says so once."""
+"""Compiled passes that fail, or compute something else, are not used, and one warning says why."""
 
 import pytest
 import torch
 
-from lightning_feddua import FedDuAdam, RoundUpdate
+from lightning_feddua.servers.kernels import ServerKernels
 
 
-def steps(server, rounds=3):
-    generator = torch.Generator().manual_seed(0)
-    weights = torch.zeros(40)
-    for _ in range(rounds):
-        deltas = torch.randn(5, 40, generator=generator)
-        server.step(weights, RoundUpdate(deltas.mean(0), deltas.square().sum(1)))
-    return weights
+def moments(delta, v, s, s_correction):
+    v.lerp_(delta, 0.1)
+    s.addcmul_(delta, delta)
+    return v.double().square().sum()
+
+
+def move(w, v, s, scale, s_correction):
+    w.add_(v / (s.sqrt() * s_correction + 1e-3) * scale)
+
+
+def right_compiler(function, **_):
+    return function
 
 
 def no_compiler(function, **_):
@@ -34,18 +39,17 @@ def wrong_compiler(function, **_):
 @pytest.mark.parametrize(
     ("compiler", "reason"),
     [
-        (no_compiler, r"no C\+\+ compiler found\."),
-        (wrong_compiler, "the compiled one computes something else"),
+        (right_compiler, None),
+        (no_compiler, "no C++ compiler found."),
+        (wrong_compiler, "the compiled one computes something else, which differs by"),
     ],
 )
-def test_the_step_runs_eagerly_with_one_warning(compiler, reason, monkeypatch):
-    expected = steps(FedDuAdam())
+def test_compiled_passes_are_used_only_if_they_agree(compiler, reason, monkeypatch, recwarn):
     monkeypatch.setattr(torch, "compile", compiler)
-    monkeypatch.setattr("lightning_feddua.servers.passes.COMPILED_SERVER_SIZE", 10)
-    server = FedDuAdam()
-    server.set_up(layout=None, compile=True)
-    with pytest.warns(UserWarning, match=rf"^The server step runs eagerly and is not compiled: {reason}") as warnings:
-        found = steps(server)
-    assert len(warnings) == 1
-    assert torch.equal(found, expected)
-    assert not server._passes.compiled
+    vectors = [torch.randn(40), torch.randn(40), torch.zeros(40), torch.ones(40)]
+    before = [vector.clone() for vector in vectors]
+    assert ServerKernels(moments, move).compile(*vectors) is (reason is None)
+    assert all(map(torch.equal, vectors, before))
+    expected = [] if reason is None else [f"The server step runs eagerly and is not compiled: {reason}"]
+    assert len(recwarn) == len(expected)
+    assert all(str(w.message).startswith(message) for w, message in zip(recwarn, expected, strict=True))
