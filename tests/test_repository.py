@@ -15,8 +15,8 @@ TEXT = [
     *(path for pattern in ("*.md", "*.toml", "*.cff", ".*.yaml", ".ci/*", "docs/*.md") for path in ROOT.glob(pattern)),
     *(path for pattern in ("recipes/*.yaml", ".github/**/*.*") for path in ROOT.glob(pattern)),
 ]
-# Files aim at 300 lines; from here on they have to be split. Tests may be longer, since they are read one by one.
-LONGEST = {"lightning_feddua": 350, "tests": 400}
+# From here on they have to be split.
+LONGEST = {"lightning_feddua": 300, "tests": 350}
 
 
 @pytest.mark.parametrize("folder", LONGEST)

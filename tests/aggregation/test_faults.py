@@ -1,4 +1,4 @@
-"""Clients that fail: by an exception, by an update that is not finite, in any stage, on any rank."""
+"""Clients that fail and are left out: by an exception, by an update that is not finite, in any stage."""
 
 import re
 import warnings
@@ -6,11 +6,9 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset
 
 from lightning_feddua import (
-    ClientError,
-    ConfigurationError,
     FedAvg,
     FedDuAdam,
     FederatedCallback,
@@ -18,11 +16,21 @@ from lightning_feddua import (
     FederatedLoop,
     Scaffold,
 )
-from lightning_feddua.clients import Mime, Scaffnew
+from lightning_feddua.clients import Mime
 from lightning_feddua.data import SyntheticRegression
 from lightning_feddua.models import LinearRegression
-from tests.forked_ranks import ForkedRanks
-from tests.modules import Classifier, classification
+from tests.aggregation.bad_clients import (
+    BAD_CLIENTS,
+    Broken,
+    Picky,
+    assert_same,
+    data,
+    fit,
+    five_columns,
+    regression,
+    rows,
+)
+from tests.modules import classification
 
 
 @pytest.fixture
@@ -33,73 +41,6 @@ def make_loop(tmp_path):
         return FederatedLoop(**{**defaults, **fixed, **arguments})
 
     return make
-
-
-class Broken(Dataset):
-    """Samples that cannot be read."""
-
-    def __init__(self, dataset):
-        self._dataset = dataset
-
-    def __len__(self):
-        return len(self._dataset)
-
-    def __getitem__(self, index):
-        raise OSError("broken disk")
-
-
-class Picky(Classifier):
-    """Does not take negative labels, under vmap neither."""
-
-    def training_step(self, batch, batch_idx):
-        x, y = batch
-        # A marker that no batch of the good clients has; a shape can be looked at under vmap.
-        if x.shape[-1] != 4:
-            raise RuntimeError("broken sample")
-        return super().training_step(batch, batch_idx)
-
-
-def with_value(value):
-    dataset = classification(25, seed=3)
-    dataset.tensors[0][:, 1] = value
-    return dataset
-
-
-def five_columns():
-    x, y = classification(25, seed=3).tensors
-    return TensorDataset(torch.cat([x, x[:, :1]], dim=1), y)
-
-
-BAD_CLIENTS = {
-    "nan": (lambda: with_value(torch.nan), "local training: its update is not finite. Try"),
-    "inf": (lambda: with_value(torch.inf), "local training: its update is not finite. Try"),
-    "data": (lambda: Broken(classification(25, seed=3)), "the reading of its data: OSError: broken disk."),
-    "step": (five_columns, "local training: RuntimeError: broken sample."),
-}
-
-
-def data(bad=None):
-    """Three clients, and a bad one at the end, so that all draws of the others are the same with and without it."""
-    clients = {name: classification(20 + 7 * i, seed=i) for i, name in enumerate("abc")}
-    if bad is not None:
-        clients["bad"] = bad
-    return FederatedDataModule(clients, classification(30, seed=9), batch_size=16)
-
-
-def fit(loop, datamodule, model=Picky):
-    torch.manual_seed(3)
-    model = model()
-    loop.fit(model, datamodule)
-    return model
-
-
-def rows(loop, without=("seconds", "skipped_clients")):
-    return [{name: value for name, value in row.items() if name not in without} for row in loop.history]
-
-
-def assert_same(model, other):
-    for (name, a), b in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
-        assert torch.equal(a, b), name
 
 
 @pytest.mark.parametrize("bad", BAD_CLIENTS)
@@ -182,12 +123,6 @@ class FailsInRounds(LinearRegression):
         if self.trainer.current_round in self.rounds and len(batch[0]) in self.sizes:
             raise RuntimeError("not today")
         return super().training_step(batch, batch_idx)
-
-
-def regression(sizes=(3, 4, 5, 6), dim=10):
-    generator = torch.Generator().manual_seed(1)
-    draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
-    return FederatedDataModule({str(n): TensorDataset(draw(n, dim), draw(n, 1)) for n in sizes}, batch_size=10)
 
 
 class Record(FederatedCallback):
@@ -301,87 +236,3 @@ def test_updates_are_clipped_in_the_mean_and_in_the_norms(make_loop, engine):
     np.testing.assert_allclose(mean, np.average(clipped, axis=0, weights=[3, 4, 5, 6]), rtol=1e-10)
     np.testing.assert_allclose(np.sort(squared_norms), np.sort(np.square(clipped).sum(axis=1)), rtol=1e-10)
     assert (squared_norms > largest**2 * 0.999).sum() == 2
-
-
-@pytest.mark.parametrize("bad", BAD_CLIENTS)
-def test_raise_names_the_client(make_loop, bad):
-    make, message = BAD_CLIENTS[bad]
-    loop = make_loop(on_client_error="raise", engine="sequential")
-    with pytest.raises(ClientError, match=re.escape(f"Client `bad` failed in round 0 during {message}")) as error:
-        fit(loop, data(make()))
-    if bad == "step":
-        assert error.value.__cause__.__traceback__.tb_frame is not None
-        assert "training_step" in [frame.name for frame in error.traceback] or any(
-            frame.f_code.co_name == "training_step" for frame in _frames(error.value.__cause__.__traceback__)
-        )
-
-
-def _frames(trace):
-    while trace is not None:
-        yield trace.tb_frame
-        trace = trace.tb_next
-
-
-@pytest.mark.parametrize("bad", BAD_CLIENTS)
-def test_raise_ends_all_ranks(make_loop, tmp_path, bad):
-    make, message = BAD_CLIENTS[bad]
-
-    def rank():
-        fit(make_loop(on_client_error="raise", engine="sequential", timeout=30.0), data(make()))
-
-    ranks = ForkedRanks(rank, 3, tmp_path)
-    assert ranks.wait(25) == [1, 1, 1]
-    own = f"ClientError: Client `bad` failed in round 0 during {message}"
-    outputs = [ranks.output(rank) for rank in range(3)]
-    if bad in ("nan", "inf"):
-        assert all(own.replace("ClientError", "DivergenceError") in output for output in outputs)
-        return
-    culprits = [rank for rank in range(3) if "RankError" not in outputs[rank]]
-    assert len(culprits) == 1
-    assert f"\nlightning_feddua.errors.{own}" in outputs[culprits[0]]
-    for rank in {0, 1, 2} - set(culprits):
-        assert (
-            f"RankError: Rank {culprits[0]} has failed: Client `bad` failed in round 0 during {message}"
-            in outputs[rank]
-        )
-        # The original traceback, wherever one looks.
-        assert (
-            'in __getitem__\n    raise OSError("broken disk")' in outputs[rank] or "in training_step" in outputs[rank]
-        )
-
-
-def test_an_error_outside_of_clients_ends_all_ranks(make_loop, tmp_path):
-    class Fails(FederatedCallback):
-        def on_client_start(self, client_id):
-            if client_id == "b":
-                raise KeyError("of a callback")
-
-    def rank():
-        fit(make_loop(callbacks=Fails(), engine="sequential", timeout=30.0), data())
-
-    ranks = ForkedRanks(rank, 2, tmp_path)
-    assert ranks.wait(25) == [1, 1]
-    assert sum("\nKeyError: 'of a callback'" in ranks.output(i) for i in range(2)) >= 1
-    assert sum("has failed: 'of a callback'" in ranks.output(i) for i in range(2)) == 1
-
-
-@pytest.mark.parametrize("arguments", [{}, {"on_client_error": "raise", "max_update_norm": 1.0}])
-def test_an_algorithm_that_needs_everybody_is_refused(make_loop, arguments):
-    loop = make_loop(server=FedAvg(), client=Scaffnew(), precision="64-true", **arguments)
-    with pytest.raises(
-        ConfigurationError, match=r"`Scaffnew` needs all clients as they are .*\. Use `on_client_error="
-    ):
-        loop.fit(LinearRegression(dim=10), regression())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"on_client_error": "ignore"}, "There is no on_client_error `ignore`. Choose one of `raise`, `skip`"),
-        ({"max_update_norm": 0.0}, "`max_update_norm=0.0` is not positive"),
-        ({"timeout": -1.0}, "`timeout=-1.0` is not positive"),
-    ],
-)
-def test_bad_settings(make_loop, arguments, message):
-    with pytest.raises(ConfigurationError, match=re.escape(message)):
-        make_loop(**arguments)
