@@ -11,8 +11,7 @@ from typing import Any
 from lightning import LightningModule
 
 from lightning_feddua.clients import LocalTraining
-from lightning_feddua.data import FederatedDataModule, Partitioner
-from lightning_feddua.data.natural import NaturalDataModule
+from lightning_feddua.data import FederatedDataModule
 from lightning_feddua.errors import ConfigurationError, choices
 from lightning_feddua.loop import FederatedLoop
 from lightning_feddua.models import Classifier
@@ -27,7 +26,7 @@ SECTIONS: dict[str, type] = {
 }
 LOOP_SKIPS = {"server", "client"}
 # Bases that no recipe can choose: they lack something that a subclass has, or that Python alone can give them.
-_FOR_SUBCLASSES = (FederatedDataModule, NaturalDataModule, Partitioner, Classifier)
+_FOR_SUBCLASSES = (FederatedDataModule, Classifier)
 # Further keys of a recipe.
 BASE = "base"
 PRESETS = "presets"
