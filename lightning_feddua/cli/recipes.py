@@ -15,6 +15,22 @@ from lightning_feddua.cli.recipe_classes import BASE, PRESETS, SECTIONS, hint
 from lightning_feddua.errors import ConfigurationError, choices
 
 
+class _DuplicateKeyError(Exception):
+    """A mapping has a key twice."""
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """Plain values, with an error for a key that is given twice: YAML would silently take the last one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            if isinstance(key, yaml.ScalarNode) and lines.setdefault(key.value, line) != line:
+                raise _DuplicateKeyError(f"`{key.value}` in line {lines[key.value]} and in line {line}")
+        return super().construct_mapping(node, deep)
+
+
 def recipe_dirs() -> list[Path]:
     """Where shipped recipes are: inside the installed package, or beside it in a checkout of this project."""
     package = Path(__file__).parents[1]
@@ -52,7 +68,9 @@ def load_recipe(path: Path, heirs: tuple[Path, ...] = ()) -> dict[str, Any]:
         heirs: the recipes that have led here, each the base of the one before.
     """
     try:
-        content = yaml.safe_load(path.read_text())
+        content = yaml.load(path.read_text(), _UniqueKeys)
+    except _DuplicateKeyError as error:
+        raise ConfigurationError(f"The recipe `{path}` has the same key twice: {error}.", "Keep one of them.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         problem = " ".join(str(error).split())
         raise ConfigurationError(f"The recipe `{path}` is not valid YAML: {problem}.", "Fix the file.") from error

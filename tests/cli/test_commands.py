@@ -127,6 +127,7 @@ def test_bad_command_lines(tmp_path, capsys, arguments, message):
         ("modl: {}", "The recipe has no section `modl`. Write `model` if that was meant"),
         ("presets: [1]", "`presets` are not mappings. "),
         ("a: [", "is not valid YAML"),
+        ("loop:\n  seed: 1\n  seed: 2\n", "has the same key twice: `seed` in line 2 and in line 3. Keep one"),
         ("- 1", "holds a list, not a mapping. "),
     ],
 )
