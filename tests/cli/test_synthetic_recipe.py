@@ -44,6 +44,7 @@ def losses():
     return {name: np.median([final_loss(name, seed) for seed in range(5)]) for name in names}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("better", "worse", "factor"),
     [

@@ -53,6 +53,7 @@ def check(out_dir, saved):
     assert losses(out_dir / "version_0") == pytest.approx(losses(out_dir / "version_1"), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_torchrun(tmp_path, capsys):
     command = [*TORCHRUN, *FIT]
     code, errors = preempt(command, tmp_path)
