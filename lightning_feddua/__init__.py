@@ -40,6 +40,7 @@ from lightning_feddua.servers import (
     PNorm,
     Server,
 )
+from lightning_feddua.settings import RunSettings
 
 __all__ = [
     "AdaAlter",

@@ -36,13 +36,6 @@ def check_positive(name: str, value: Any, finite: bool = False) -> None:
         raise ConfigurationError(f"`{name}={value}` is not finite.", "Give a finite number.")
 
 
-def check_finite_positive(name: str, value: Any) -> None:
-    """A number above 0 and below infinity."""
-    check_positive(name, value)
-    if value == math.inf:
-        raise ConfigurationError(f"`{name}={value}` is not finite.", "Give a positive number.")
-
-
 def check_non_negative(name: str, value: Any, example: str = "0 or a small number") -> None:
     """A finite number from 0 up."""
     check_number(name, value)

@@ -43,8 +43,9 @@ def _check_part(
         )
     if algorithm.needs_all_clients and cohort_size < population:
         raise ConfigurationError(
-            f"`{name}` needs all {population} clients in each round, and `clients_per_round` makes it {cohort_size}.",
-            "Set `clients_per_round` to None.",
+            f"`{name}` needs all {population} clients in each round, and"
+            + (f" {cohort_size} take part." if cohort_size else " the sampler does not say how many take part."),
+            "Set `clients_per_round` to None, or define `size` in the sampler.",
         )
     if algorithm.needs_local_steps and local_steps is None:
         raise ConfigurationError(

@@ -72,6 +72,7 @@ class FederatedLoop(LoopAttributes):
         self.run = Run(self.out_dir)
         self.identity: dict[str, Any] = {}
         self._federation: Federation | None = None
+        self._elsewhere: dict[str, Any] = {}
         self._hooks = Hooks([])
         self._preemption = Preemption(enabled=False)
         self._launcher = Launcher(self.fabric, self._results, self._take_results)
@@ -149,6 +150,8 @@ class FederatedLoop(LoopAttributes):
         federation.configure_optimizers(self.settings)
         check_algorithm(self.client, federation, size or 0, self.local_steps, self.engine)
         transforms = self.settings.all_transforms()
+        for transform in transforms:
+            transform.reset()
         if self.on_client_error == "skip" or transforms:
             check_unequal(self.client)
         run.weights = federation.global_weights()
@@ -206,7 +209,8 @@ class FederatedLoop(LoopAttributes):
             return
         # Callbacks before the server may still change the update.
         self._hooks.call("on_aggregate_end", until=self.server, loop=self, update=update)
-        self.server.on_aggregate_end(loop=self, update=update)
+        # The server's step: w_{t+1} = w_t + η G⁻¹ v, for FedDuA.
+        self._hooks.call("on_aggregate_end", only=self.server, loop=self, update=update)
         self.client.aggregate(weights, update, run.eta_g)
         if run.average is not None:
             run.average.lerp_(weights, 0.5)
@@ -216,12 +220,13 @@ class FederatedLoop(LoopAttributes):
 
     def _validate(self, federation: Federation, training: Mapping[str, float]) -> dict[str, float]:
         """Metrics of the global model: of the average of the last two iterates where the step is adaptive."""
-        run, last = self.run, {}
+        run, last = self.run, dict[str, float]()
         if run.average is not None:
             last = federation.evaluate("validation")
             federation.parameters.load(run.average)
         self._call("on_validation_start")
         metrics = validation_names(federation.evaluate("validation"), training, run.history)
+        last = validation_names(last, training, run.history)
         metrics |= {f"{LAST_ITERATE}/{name}": value for name, value in last.items()}
         self._call("on_validation_end", metrics=metrics)
         federation.restore(self.run.known_weights)

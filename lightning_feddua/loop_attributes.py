@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lightning_feddua.aggregation.backend import Backend
 from lightning_feddua.aggregation.client_states import ClientStates
+from lightning_feddua.checkpoints.state import results_of, take_results
 from lightning_feddua.clients import LocalTraining
 from lightning_feddua.data.module import FederatedDataModule
 from lightning_feddua.host.federation import Federation
@@ -29,7 +30,10 @@ class LoopAttributes:
     backend: Backend
     server: Server
     client: LocalTraining
+    identity: dict[str, Any]
     _federation: Federation | None
+    # What forked ranks, whose federation this process has never seen, have told of it.
+    _elsewhere: dict[str, Any]
 
     def __getattr__(self, name: str) -> Any:
         # Only for what is not an attribute of the loop itself.
@@ -38,7 +42,8 @@ class LoopAttributes:
         raise AttributeError(f"`FederatedLoop` has no attribute `{name}`.")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name not in RunSettings.__dataclass_fields__ or name in ("server", "client", "backend", "callbacks"):
+        own = name in ("server", "client", "backend", "callbacks") and name not in vars(self)
+        if own or name not in RunSettings.__dataclass_fields__:
             super().__setattr__(name, value)
         elif name in FIXED:
             raise AttributeError(f"`{name}` cannot be changed after the loop is made. Make another `FederatedLoop`.")
@@ -47,15 +52,17 @@ class LoopAttributes:
 
     def _results(self) -> dict[str, Any]:
         """What a loop knows after a call, besides the model."""
-        parts: dict[str, Any] = {"server": self.server, "client": self.client, "run": self.run}
-        return {"folder": str(self.run.folder), **{name: part.state_dict() for name, part in parts.items()}}
+        shown: dict[str, Any] = {"engine_note": self.engine_note, "cohort_size": self.cohort_size}
+        shown["client_ids"] = [str(name) for name in self.client_ids]
+        run = {"folder": str(self.run.folder), "run": self.run.state_dict()}
+        return {**run, "parts": results_of(self), "shown": shown, "identity": self.identity}  # type: ignore[arg-type]
 
     def _take_results(self, results: dict[str, Any]) -> None:
         """The same in the parent of forked ranks, where nothing of it has happened."""
         self.run = Run(Path(results["folder"]))
         self.run.load_state_dict(results["run"])
-        self.server.load_state_dict(results["server"])
-        self.client.load_state_dict(results["client"])
+        self.identity, self._elsewhere = results["identity"], results["shown"]
+        take_results(self, results["parts"])  # type: ignore[arg-type]
 
     @property
     def out_dir(self) -> Path:
@@ -111,15 +118,21 @@ class LoopAttributes:
         """Whether the run ends after this round."""
         return self.run.stop_reason is not None
 
+    @stopping.setter
+    def stopping(self, stop: bool) -> None:
+        self.run.stop_reason = "a callback" if stop else None
+
     @property
     def cohort_size(self) -> int | None:
         """How many clients take part in a round; None before a fit, and where that varies."""
-        return None if self._federation is None else self.sampler.size(len(self._federation.client_ids))
+        if self._federation is None:
+            return self._elsewhere.get("cohort_size")
+        return self.sampler.size(len(self._federation.client_ids))
 
     @property
     def engine_note(self) -> str:
         """The engine, and why."""
-        return self.backend.engine_note
+        return self.backend.engine_note or self._elsewhere.get("engine_note", "")
 
     @property
     def module(self) -> LightningModule | None:
@@ -134,4 +147,4 @@ class LoopAttributes:
     @property
     def client_ids(self) -> Sequence[str]:
         """The clients' names, in the order that cohorts refer to; empty before a fit."""
-        return [] if self._federation is None else self._federation.client_ids
+        return self._elsewhere.get("client_ids", []) if self._federation is None else self._federation.client_ids

@@ -59,9 +59,8 @@ class Run:
         self.average.copy_(self.known_weights)
 
     def recover(self, averages: bool) -> None:
-        """After a failure: as the last finished round has left it, with an average of its weights alone, if any."""
-        if averages and self.workspace is not None:
-            self.drop_average()
+        """After a failure while a cohort trained, which has no average: that of the weights alone, if there is one."""
+        if averages and self.workspace is not None and self.average is None:
             self.workspace.reclaim()
             self.start_average()
 

@@ -169,6 +169,9 @@ class RunSettings:
     enable_progress_bar: bool = argument(True, check_flag, decides=False, fixed=True)
 
     def __post_init__(self) -> None:
+        if isinstance(self.transforms, tuple | list | UpdateTransform):
+            several = [self.transforms] if isinstance(self.transforms, UpdateTransform) else list(self.transforms)
+            object.__setattr__(self, "transforms", several or None)
         for one in fields(self):
             check, value = one.metadata["check"], getattr(self, one.name)
             if value is None and one.default is not None and not _may_be_none(one.type):

@@ -1,7 +1,10 @@
 """What an import brings along; time is not measured, but these are what it goes into."""
 
+import importlib
 import subprocess
 import sys
+
+import pytest
 
 SCRIPT = """
 import sys
@@ -21,3 +24,9 @@ def test_the_package_adds_itself_alone_to_lightning_and_the_command_line_nothing
     package, command_line = (set(line.split()) for line in done.stdout.splitlines())
     assert package == {"lightning_feddua"}
     assert not command_line & HEAVY
+
+
+@pytest.mark.parametrize("part", ["", ".data", ".models", ".callbacks", ".clients", ".servers", ".engines"])
+def test_every_public_name_is_there(part):
+    module = importlib.import_module(f"lightning_feddua{part}")
+    assert [one for one in module.__all__ if not hasattr(module, one)] == []

@@ -46,7 +46,7 @@ def test_training_and_validation_have_columns_of_their_own(make_loop, clients):
 def test_the_last_iterate_too(make_loop, clients):
     loop = make_loop(server=FedDuAdagrad(), max_rounds=2, engine="sequential")
     loop.fit(SameNames(dropout=0.0), clients)
-    assert {"loss", "val/loss", "last_iterate/loss"} <= loop.history[-1].keys()
+    assert {"loss", "val/loss", "last_iterate/val/loss"} <= loop.history[-1].keys()
 
 
 def test_a_name_stays_what_it_was():

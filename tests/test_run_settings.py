@@ -6,8 +6,9 @@ from dataclasses import fields
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from lightning_feddua import ConfigurationError, FedAvg, FederatedLoop, LocalTraining
+from lightning_feddua import ClipUpdateNorm, ConfigurationError, FedAvg, FederatedCallback, FederatedLoop, LocalTraining
 from lightning_feddua.settings import FIXED, RunSettings
 from tests.modules import Classifier, DropoutCNN, images
 
@@ -152,3 +153,78 @@ def test_resuming_with_channels_last_does_not_scramble_weights(make_loop):
     first.fit(DropoutCNN(), data)
     with pytest.raises(ConfigurationError, match=r"`channels_last` was `False` and is `True`"):
         make_loop(channels_last=True).fit(DropoutCNN(), data, ckpt_path=first.run_dir / "last.ckpt")
+
+
+def test_the_parent_of_forked_ranks_shows_who_took_part(make_loop, clients):
+    loop = make_loop(devices=2, strategy="ddp_fork", engine="sequential", clients_per_round=2, checkpoint_every=1)
+    loop.fit(Classifier(), clients)
+    assert (loop.engine_note, loop.cohort_size, loop.client_ids) == ("sequential", 2, ["a", "b", "c", "d"])
+    assert loop.identity["settings"]["clients_per_round"] == 2
+
+
+def test_a_callback_may_stop_the_run(make_loop, clients):
+    class Stop(FederatedCallback):
+        def on_round_end(self, loop, round):
+            loop.stopping = round == 1
+
+    loop = make_loop(callbacks=Stop(), max_rounds=5, checkpoint_every=10)
+    with pytest.raises(SystemExit):
+        loop.fit(Classifier(), clients)
+    assert len(loop.history) == 2
+    assert (loop.run_dir / "last.ckpt").is_file()
+
+
+@pytest.mark.parametrize("name", ["server", "client", "backend", "callbacks"])
+def test_parts_of_a_loop_are_not_exchanged(make_loop, name):
+    loop = make_loop()
+    with pytest.raises(AttributeError, match=f"`{name}` cannot be changed after the loop is made"):
+        setattr(loop, name, getattr(loop, name))
+
+
+def test_a_server_may_leave_out_arguments_of_its_hook(make_loop, clients):
+    class Moves(FedAvg):
+        def on_aggregate_end(self, loop):
+            loop.weights.add_(1.0)
+            loop.eta_g = 2.0
+
+    loop = make_loop(server=Moves(), max_rounds=1)
+    loop.fit(Classifier(), clients)
+    assert loop.history[0]["eta_g"] == 2.0
+
+
+def test_numpy_numbers_are_compared_by_value(make_loop, clients):
+    first = make_loop(local_steps=np.int64(2), seed=np.int64(5), max_rounds=1, checkpoint_every=1)
+    first.fit(Classifier(), clients)
+    path = first.run_dir / "last.ckpt"
+    make_loop(local_steps=2, seed=5, max_rounds=2).fit(Classifier(), clients, path)
+    with pytest.raises(ConfigurationError, match="`local_steps` was `2` and is `3`"):
+        make_loop(local_steps=np.int64(3), seed=5).fit(Classifier(), clients, path)
+
+
+class TwoConvolutions(DropoutCNN):
+    """With more than one channel, which memory formats order differently."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(64, 3))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"channels_last": True}, "its weights have another memory format"),
+        ({"transforms": [ClipUpdateNorm(1.0)]}, r"`transforms` was `None` and is `\['ClipUpdateNorm'\]`"),
+    ],
+)
+def test_checkpoints_from_before_a_setting_existed(make_loop, arguments, message):
+    data = {str(i): images(12, i) for i in range(2)}
+    first = make_loop(max_rounds=1, checkpoint_every=1, engine="sequential")
+    first.fit(TwoConvolutions(), data)
+    path = first.run_dir / "last.ckpt"
+    checkpoint = torch.load(path, weights_only=True)
+    for name in ("channels_last", "compile", "sampler", "transforms"):
+        del checkpoint["federated"]["identity"]["settings"][name]
+    torch.save(checkpoint, path)
+    make_loop(max_rounds=2).fit(TwoConvolutions(), data, path)
+    with pytest.raises(ConfigurationError, match=message):
+        make_loop(**arguments).fit(TwoConvolutions(), data, path)

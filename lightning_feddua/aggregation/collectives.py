@@ -132,6 +132,25 @@ def _within(seconds: float, function: Callable[[], Any]) -> Any:
     return results[0] if results else None
 
 
+def on_local_rank_zero(fabric: Fabric, function: Callable[[], Any]) -> None:
+    """Run a function on one rank of each node; its error reaches all of them. A collective.
+
+    Raises:
+        ConfigurationError: one of them has raised one; every rank raises the same.
+        RankError: one of them has raised something else, which it raises itself.
+    """
+    error: Exception | None = None
+    if fabric.local_rank == 0:
+        try:
+            function()
+        except Exception as exception:
+            error = exception
+    told = None if error is None else _as_told(fabric.global_rank, error)
+    found: Exception | None = next((one for one in gather_objects(fabric, told) if one is not None), None)
+    if found is not None:
+        raise error or found
+
+
 def on_rank_zero(fabric: Fabric, function: Callable[..., Any], *arguments: Any) -> Any:
     """The result of a function that rank 0 alone runs, on every rank; a collective.
 
@@ -146,14 +165,16 @@ def on_rank_zero(fabric: Fabric, function: Callable[..., Any], *arguments: Any) 
             result = function(*arguments)
         except Exception as exception:
             error = exception
-    told = error if error is None or isinstance(error, ConfigurationError) else _as_rank_error(0, error)
+    told = None if error is None else _as_told(0, error)
     result, told = broadcast_object(fabric, (result, told))
     if error is not None or told is not None:
         raise error or told
     return result
 
 
-def _as_rank_error(rank: int, error: Exception) -> RankError:
-    """What other ranks hear of an exception that they could not raise themselves."""
+def _as_told(rank: int, error: Exception) -> Exception:
+    """An exception as other ranks raise it: itself where it says what to do, or else one that names the rank."""
+    if isinstance(error, ConfigurationError):
+        return error
     trace = "".join(traceback.format_exception(error))
     return RankError(f"Rank {rank} has failed with {type(error).__name__}: {error}\n{trace}")

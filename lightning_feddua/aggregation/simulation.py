@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +13,12 @@ from lightning_feddua.aggregation.dealing import LaneDeal, deal_lanes
 from lightning_feddua.aggregation.faults import ClientFaults
 from lightning_feddua.aggregation.reduction import Reduction, mean_vector
 from lightning_feddua.aggregation.transforms import TransformChain
-from lightning_feddua.aggregation.update import RoundUpdate
+from lightning_feddua.aggregation.update import ClientUpdate, RoundUpdate
+from lightning_feddua.clients import LocalTraining
 from lightning_feddua.engines.base import Client, ClientEvents, Engine, GlobalState, LocalWork
 from lightning_feddua.engines.trial import choose_engine
 from lightning_feddua.engines.trial import known_engine as resumed_engine
+from lightning_feddua.errors import ClientError
 from lightning_feddua.host.extra_gradients import ExtraGradients
 from lightning_feddua.randomness import Purpose, generator
 
@@ -44,7 +47,7 @@ class Simulation(Backend):
         if known_engine is not None:
             engine, self.engine_note = resumed_engine(asked, known_engine)
         else:
-            with self._federation.training(self._weights):
+            with self._federation.training(self._weights), _preserved(self._algorithm):
                 engine, self.engine_note = choose_engine(
                     asked, self._federation, self._algorithm, lambda: self._first_round(cohort)
                 )
@@ -104,15 +107,26 @@ class Simulation(Backend):
     def _train(self, clients: list[Client], state: GlobalState, cohort_size: int, events: ClientEvents) -> None:
         """Train this rank's clients, and add up those that count."""
         global_floats = self._federation.buffers.global_floats(self._weights.dtype)
-        results = self._engine.run(clients, state, events)
+        results = self._transformed(self._engine.run(clients, state, events), state, cohort_size)
         for update in self._faults.accepted(results, state, global_floats):
-            self._transforms.client(update, state.round, cohort_size)
             self._reduction.add(update, global_floats)
             if update.kept is not None:
                 self.states.put(update.client.index, update.kept)
             if not self._frozen_checked:
                 self._federation.check_frozen()
                 self._frozen_checked = True
+
+    def _transformed(
+        self, results: Iterator[ClientUpdate | ClientError], state: GlobalState, cohort_size: int
+    ) -> Iterator[ClientUpdate | ClientError]:
+        """Updates as they are to be summed; what a transform makes of one is checked like any update."""
+        for result in results:
+            if isinstance(result, ClientUpdate):
+                try:
+                    self._transforms.client(result, state.round, cohort_size)
+                except Exception as exception:
+                    result = ClientError(result.client.name, state.round, "a transform of its update", exception)
+            yield result
 
     def _round_work(self, round: int) -> LocalWork:
         """How much clients do in a round; an algorithm may draw it."""
@@ -155,3 +169,14 @@ class Simulation(Backend):
             vectors = faults.gradients(clients, state, ExtraGradients(federation).of_client)
             mean_gradient = mean_vector(self._fabric, vectors, self._weights, self._lanes, deal)
         self._algorithm.begin_round(federation.optimizers.lr, mean_gradient)
+
+
+@contextmanager
+def _preserved(algorithm: LocalTraining) -> Iterator[None]:
+    """Leave the server side of an algorithm as it was before a trial of the first round."""
+    before = [(part, dict(part.vectors), dict(part.numbers)) for part in algorithm.parts]
+    try:
+        yield
+    finally:
+        for part, vectors, numbers in before:
+            part.vectors, part.numbers = vectors, numbers

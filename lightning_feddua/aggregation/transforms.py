@@ -49,7 +49,8 @@ class UpdateTransform:
 
     Every rank calls :meth:`client` for its own clients and :meth:`round` with the same update. Random numbers come from
     the context, so that the number of ranks does not change them. Attributes that do not begin with an underscore must
-    stay the same when a run is resumed.
+    stay the same when a run is resumed. A state, if any, is changed in :meth:`round` alone: what :meth:`client` sees
+    depends on the rank.
 
     Example:
         >>> class Noise(UpdateTransform):
@@ -61,8 +62,14 @@ class UpdateTransform:
         ...         update.mean_delta.add_(noise.to(update.mean_delta), alpha=self.std)
     """
 
+    def reset(self) -> None:
+        """Start a fit: forget all rounds."""
+
     def client(self, update: ClientUpdate, context: TransformContext) -> None:
-        """Change one client's update, on the rank that trained it. Its norm is taken afterwards."""
+        """Change one client's update, on the rank that trained it. Its norm is taken afterwards.
+
+        An exception here counts as the client's failure.
+        """
 
     def round(self, update: RoundUpdate, context: TransformContext) -> None:
         """Change the update of the round, on every rank alike, before callbacks and the server see it."""

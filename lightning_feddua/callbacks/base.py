@@ -62,7 +62,8 @@ class FederatedCallback:
     def on_exception(self, loop: FederatedLoop, exception: BaseException) -> None:
         """When the run is about to end by an exception, Ctrl-C included.
 
-        The module holds the global weights of the last finished round.
+        The module holds the global weights: those that the clients of the round started from or, once the server has
+        made its step, the new ones.
         """
 
     def state_dict(self) -> dict[str, Any]:

@@ -26,7 +26,7 @@ class Hooks:
     def __init__(self, callbacks: Sequence[FederatedCallback]) -> None:
         self._callbacks = callbacks
         # For each hook, of all callbacks or some, the methods that override it and the names they take; None for all.
-        self._methods: dict[tuple[str, bool, bool], list[tuple[Callable[..., Any], set[str] | None]]] = {}
+        self._methods: dict[tuple[str, bool, bool, bool], list[tuple[Callable[..., Any], set[str] | None]]] = {}
 
     def are_used(self, hook: str) -> bool:
         """Whether any callback overrides a hook."""
@@ -47,6 +47,7 @@ class Hooks:
         hook: str,
         until: FederatedCallback | None = None,
         after: FederatedCallback | None = None,
+        only: FederatedCallback | None = None,
         **arguments: Any,
     ) -> None:
         """Call a hook.
@@ -54,21 +55,27 @@ class Hooks:
         Args:
             hook: its name.
             until: only of callbacks before this one; or
-            after: only of callbacks behind this one.
+            after: only of callbacks behind this one; or
+            only: of this one alone.
             **arguments: what callbacks may take.
         """
-        for method, names in self._find(hook, until, after):
+        for method, names in self._find(hook, until, after, only):
             method(**{name: value for name, value in arguments.items() if names is None or name in names})
 
     def _find(
-        self, hook: str, until: FederatedCallback | None = None, after: FederatedCallback | None = None
+        self,
+        hook: str,
+        until: FederatedCallback | None = None,
+        after: FederatedCallback | None = None,
+        only: FederatedCallback | None = None,
     ) -> list[tuple[Callable[..., Any], set[str] | None]]:
-        key = hook, until is not None, after is not None
+        key = hook, until is not None, after is not None, only is not None
         if key not in self._methods:
             start = 0 if after is None else self._callbacks.index(after) + 1
             end = len(self._callbacks) if until is None else self._callbacks.index(until)
             base = getattr(FederatedCallback, hook)
-            own = [one for one in self._callbacks[start:end] if getattr(type(one), hook, None) is not base]
+            chosen = self._callbacks[start:end] if only is None else [only]
+            own = [one for one in chosen if getattr(type(one), hook, None) is not base]
             self._methods[key] = [(method, _names(method)) for method in (getattr(c, hook) for c in own)]
         return self._methods[key]
 

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 _PROBED_CLIENTS = 16
 _PROBED_SAMPLES = 4
 _PLAIN = (bool, int, float, str, type(None))
+# What a checkpoint means that was written before these settings existed.
+_LATER_SETTINGS = {"sampler": None, "transforms": None}
+# Attributes of a client algorithm that are its state.
+_STATE = ("vectors", "numbers")
 
 
 def identity(settings: RunSettings, server: Server, client: LocalTraining, federation: Federation) -> dict[str, Any]:
@@ -60,10 +64,11 @@ def check_identity(saved: Mapping[str, Any], own: Mapping[str, Any], path: Path)
         own: the identity of the run that shall go on.
         path: the checkpoint.
     """
+    known = {**_LATER_SETTINGS, **saved["settings"]}
     for name, value in own["settings"].items():
         # What only one of the two knows belongs to another class, which differs itself, or to another version of torch.
-        if name in saved["settings"] and saved["settings"][name] != value:
-            _refuse(path, f"`{name}` was `{saved['settings'][name]}` and is `{value}`")
+        if name in known and known[name] != value:
+            _refuse(path, f"`{name}` was `{known[name]}` and is `{value}`")
     for name in sorted({*saved["model"], *own["model"]}):
         before, now = (model.get(name, "not there") for model in (saved["model"], own["model"]))
         if before != now:
@@ -94,6 +99,7 @@ def _settings(run_settings: RunSettings, federation: Federation) -> dict[str, An
             for place, part in enumerate(value):
                 settings.update(_describe(f"{name}[{place}]", part))
         else:
+            value = _number(value)
             settings.update({name: value} if _is_plain(value) else _describe(name, value))
     settings["batch_size"] = federation.datamodule.batch_size
     for i, optimizer in enumerate(federation.optimizers.optimizers):
@@ -109,7 +115,7 @@ def _settings(run_settings: RunSettings, federation: Federation) -> dict[str, An
 def _describe(name: str, value: Any, depth: int = 2) -> dict[str, Any]:
     """An object's class and public attributes, those of the objects in it included."""
     described: dict[str, Any] = {name: type(value).__name__}
-    attributes = getattr(value, "__dict__", {})
+    attributes = {key: _summary(item) for key, item in getattr(value, "__dict__", {}).items() if key not in _STATE}
     described.update(_plain_items(f"{name}.", attributes))
     for key, inner in attributes.items():
         listed = {f".{i}": item for i, item in enumerate(inner)} if isinstance(inner, list | tuple) else {"": inner}
@@ -117,6 +123,14 @@ def _describe(name: str, value: Any, depth: int = 2) -> dict[str, Any]:
             if depth and not key.startswith("_") and hasattr(item, "__dict__") and not callable(item):
                 described.update(_describe(f"{name}.{key}{place}", item, depth - 1))
     return described
+
+
+def _summary(value: Any) -> Any:
+    """What tells whether an array has changed; any other value as it is."""
+    if not isinstance(value, Tensor | np.ndarray) or value.ndim == 0:
+        return value
+    array = value.detach().cpu().contiguous().numpy() if isinstance(value, Tensor) else np.ascontiguousarray(value)
+    return f"{array.dtype} {array.shape} {_digest([array.tobytes()])[:16]}"
 
 
 def _plain_items(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,6 +145,8 @@ def _number(value: Any) -> Any:
 def _is_plain(value: Any) -> bool:
     if isinstance(value, tuple | list):
         return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
     return isinstance(value, _PLAIN)
 
 

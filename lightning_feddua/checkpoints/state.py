@@ -79,6 +79,7 @@ def restore(loop: FederatedLoop, federation: Federation, found: Found) -> None:
         )
     federation.module.on_load_checkpoint(found.checkpoint)
     federation.load(found.checkpoint["state_dict"], state["buffers"])
+    _check_order(federation, state, found)
     run.load_state_dict(state)
     run.round = rounds
     federation.restore(run.known_weights)
@@ -93,6 +94,30 @@ def restore(loop: FederatedLoop, federation: Federation, found: Found) -> None:
     resume_loggers(loop.fabric, state["loggers"] if found.run_dir is not None else [])
 
 
+def _check_order(federation: Federation, state: dict[str, Any], found: Found) -> None:
+    """One clear error where a checkpoint that does not say so has its weights in another memory format."""
+    vector, saved = federation.parameters.vector, state["weights"]
+    known = "channels_last" in state["identity"]["settings"]
+    if not known and not torch.equal(vector.cpu(), saved.to(vector.dtype)):
+        raise ConfigurationError(
+            f"The checkpoint `{found.path}` belongs to another run: its weights have another memory format.",
+            "Resume with the `channels_last` that it was saved with, or start afresh.",
+        )
+
+
+def results_of(loop: FederatedLoop) -> dict[str, Any]:
+    """The states of a run's parts after a fit, but for what clients keep, for the parent of forked ranks."""
+    parts = {name: part.state_dict() for name, part in _parts(loop).items() if part is not loop.backend}
+    return {name: _plain(value, name) for name, value in parts.items()}
+
+
+def take_results(loop: FederatedLoop, states: dict[str, Any]) -> None:
+    """Give a loop the states that :func:`results_of` has found elsewhere."""
+    for name, part in _parts(loop).items():
+        if name in states:
+            part.load_state_dict(states[name])
+
+
 def _parts(loop: FederatedLoop) -> dict[str, Any]:
     """The objects of a run that have a state of their own, by name."""
     parts: dict[str, Any] = {"server": loop.server, "client": loop.client, "client states": loop.backend}
@@ -100,7 +125,7 @@ def _parts(loop: FederatedLoop) -> dict[str, Any]:
     for callback in loop.callbacks:
         if callback is not loop.server:
             name = f"{type(callback).__module__}.{type(callback).__qualname__}"
-            of_its_class = sum(known.startswith(name) for known in parts)
+            of_its_class = sum(known.rpartition(" ")[0] == name for known in parts)
             parts[f"{name} {of_its_class}"] = callback
     return {name: part for name, part in parts.items() if hasattr(part, "state_dict")}
 

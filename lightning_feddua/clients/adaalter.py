@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lightning_feddua.checks import check_finite_positive, check_non_negative
+from lightning_feddua.checks import check_non_negative, check_positive
 from lightning_feddua.clients.local_training import LocalRound, LocalTraining, broadcast
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class AdaAlter(LocalTraining):
 
     def __init__(self, eps: float = 1.0, initial_accumulator: float = 1.0) -> None:
         super().__init__()
-        check_finite_positive("eps", eps)
+        check_positive("eps", eps, finite=True)
         check_non_negative("initial_accumulator", initial_accumulator, "one, such as 1.0")
         self.eps = eps
         self.initial_accumulator = initial_accumulator

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
-from lightning_feddua.checks import check_choice, check_decay, check_finite_positive
+from lightning_feddua.checks import check_choice, check_decay, check_positive
 from lightning_feddua.clients.local_training import LocalRound, LocalTraining
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class MimeLite(LocalTraining):
         check_choice("kind of statistics", statistics, STATISTICS)
         check_decay("beta1", beta1)
         check_decay("beta2", beta2)
-        check_finite_positive("eps", eps)
+        check_positive("eps", eps, finite=True)
         self.statistics = statistics
         self.coordinate_adaptive = statistics == "adam"
         self.beta1, self.beta2, self.eps = beta1, beta2, eps

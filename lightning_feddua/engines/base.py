@@ -176,6 +176,11 @@ def register_engine(engine: AnyEngine) -> AnyEngine:
     return engine
 
 
+def is_registered(name: str) -> bool:
+    """Whether an engine is available under a name."""
+    return name in _ENGINES
+
+
 def find_engine(engine: str | type[Engine]) -> type[Engine]:
     """The class of an engine.
 

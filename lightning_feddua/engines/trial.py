@@ -6,15 +6,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from lightning_feddua.aggregation.client_states import ClientStates
+from lightning_feddua.aggregation.collectives import on_rank_zero
 from lightning_feddua.agreement import UPDATE_TOLERANCE, relative_difference, short_reason
 from lightning_feddua.clients.local_training import LocalTraining
-from lightning_feddua.engines.base import AUTO, Client, ClientEvents, Engine, GlobalState, find_engine
+from lightning_feddua.engines.base import AUTO, Client, ClientEvents, Engine, GlobalState, find_engine, is_registered
 from lightning_feddua.engines.preserved import preserved_attributes
 from lightning_feddua.engines.sequential import SequentialEngine
 from lightning_feddua.engines.vectorized import VectorizedEngine
@@ -50,20 +50,10 @@ def choose_engine(
         return asked, asked.name
     with_trial = asked is None or asked is VectorizedEngine
     clients, state = first_round() if with_trial else ([], None)
-    decision: Any = None
-    if federation.fabric.is_global_zero:
-        try:
-            if state is not None:
-                decision = _decide(asked is None, federation, algorithm, clients, state)
-            elif asked is not None:
-                decision = _check(asked, federation, algorithm)
-        except ConfigurationError as error:
-            # The other ranks are waiting for a decision.
-            decision = error
-    decision = federation.fabric.broadcast(decision)
-    if isinstance(decision, ConfigurationError):
-        raise decision
-    name, note = decision
+    if state is not None:
+        name, note = on_rank_zero(federation.fabric, _decide, asked is None, federation, algorithm, clients, state)
+    else:
+        name, note = on_rank_zero(federation.fabric, _check, asked, federation, algorithm)
     return find_engine(name) if asked is None else asked, note
 
 
@@ -74,6 +64,11 @@ def known_engine(engine: str | type[Engine], known: str) -> tuple[type[Engine], 
         engine: what is asked for.
         known: the name of the engine so far.
     """
+    if engine == AUTO and not is_registered(known):
+        raise ConfigurationError(
+            f"The checkpoint's run used the engine `{known}`, which is not registered.",
+            "Give its class or import path as `engine`.",
+        )
     found = find_engine(known if engine == AUTO else engine)
     if found.name != known:
         raise ConfigurationError(

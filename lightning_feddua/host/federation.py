@@ -17,6 +17,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
+from lightning_feddua.aggregation.collectives import on_local_rank_zero
 from lightning_feddua.aggregation.dealing import deal
 from lightning_feddua.aggregation.metric_rows import Table, exchange
 from lightning_feddua.data.client_data import ClientData
@@ -121,9 +122,7 @@ class Federation:
         self._stack.callback(function)
 
     def _set_up_data(self) -> None:
-        if self.fabric.local_rank == 0:
-            self.datamodule.prepare_data()
-        self.fabric.barrier()
+        on_local_rank_zero(self.fabric, self.datamodule.prepare_data)
         self.datamodule.setup(self._setup_stage)
         self._stack.callback(self.datamodule.teardown, self._setup_stage)
         self.client_ids = self.datamodule.client_ids

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_feddua import ConfigurationError, FedAvg, FederatedCallback, Scaffnew
+from lightning_feddua import ClientError, ConfigurationError, FedAvg, FederatedCallback, Scaffnew
 from lightning_feddua.aggregation.transforms import ClipUpdateNorm, TransformContext, UpdateTransform
 from lightning_feddua.data import SyntheticRegression
 from lightning_feddua.models import LinearRegression
@@ -27,6 +27,9 @@ class Running(UpdateTransform):
     """Keeps a state: the number of rounds, by which it scales updates."""
 
     def __init__(self):
+        self._rounds = 0
+
+    def reset(self):
         self._rounds = 0
 
     def round(self, update, context):
@@ -124,3 +127,54 @@ def test_a_run_is_resumed_with_the_same_transforms(make_loop, transforms, messag
 def test_an_algorithm_that_needs_whole_updates_is_refused(make_loop):
     with pytest.raises(ConfigurationError, match="`Scaffnew` needs all clients as they are"):
         fit(make_loop, client=Scaffnew(), transforms=[Noise()])
+
+
+def test_a_second_fit_starts_afresh_and_forked_ranks_bring_the_state_home(make_loop):
+    running = Running()
+    loop = make_loop(server=FedAvg(), precision="64-true", transforms=running)
+    for _ in range(2):
+        loop.fit(LinearRegression(dim=20), SyntheticRegression(num_clients=5, samples_per_client=8, dim=20))
+        assert running._rounds == 3
+    forked = Running()
+    fit(make_loop, transforms=(forked,), devices=2, strategy="ddp_fork")
+    assert forked._rounds == 3
+
+
+class Breaks(UpdateTransform):
+    """Makes something of one client's update that cannot be summed."""
+
+    def __init__(self, how):
+        self.how = how
+
+    def client(self, update, context):
+        if update.client.name == "2":
+            if self.how == "raises":
+                raise ZeroDivisionError("by zero")
+            update.delta.fill_(torch.nan)
+
+
+@pytest.mark.parametrize("how", ["raises", "nan"])
+def test_what_a_transform_makes_of_an_update_is_checked(make_loop, how):
+    with pytest.warns(UserWarning, match="Client `2` is left out of round 0"):
+        loop = fit(make_loop, transforms=[Breaks(how)], on_client_error="skip")
+    assert [row["clients"] for row in loop.history] == [4, 4, 4]
+    assert loop.weights.isfinite().all()
+    with pytest.raises(ClientError, match="Client `2` failed in round 0"):
+        fit(make_loop, transforms=[Breaks(how)])
+
+
+class Mask(UpdateTransform):
+    def __init__(self, mask):
+        self.mask = mask
+
+    def round(self, update, context):
+        update.mean_delta.mul_(torch.as_tensor(self.mask).to(update.mean_delta))
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor])
+def test_arrays_among_the_settings_are_compared(make_loop, kind):
+    first = fit(make_loop, transforms=[Mask(kind([1.0] * 20))], max_rounds=1, checkpoint_every=1)
+    path = first.run_dir / "last.ckpt"
+    fit(make_loop, path, transforms=[Mask(kind([1.0] * 20))], max_rounds=2)
+    with pytest.raises(ConfigurationError, match=r"`transforms\[0\].mask` was"):
+        fit(make_loop, path, transforms=[Mask(kind([0.0] + [1.0] * 19))])

@@ -10,7 +10,10 @@ from torch.multiprocessing import ProcessRaisedException
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
-from lightning_feddua import ConfigurationError, FederatedCallback, LocalTraining
+from lightning_feddua import ConfigurationError, FederatedCallback, FederatedLoop, LocalTraining
+from lightning_feddua.data import SyntheticRegression
+from lightning_feddua.engines.trial import known_engine
+from lightning_feddua.models import LinearRegression
 from tests.engines.engine_runs import SIZES, fit, plain, shared
 from tests.modules import Classifier, classification
 
@@ -182,3 +185,25 @@ def test_a_mistake_in_the_algorithm_is_not_taken_for_an_obstacle_of_vectorizatio
     # Rank 0, which makes the trial, tells the other.
     with pytest.raises(ProcessRaisedException, match="ConfigurationError: `Returns.project` returned"):
         fit("auto", Classifier, shared(), tmp_path, client=Returns(), devices=2, strategy="ddp_fork")
+
+
+class CountsRounds(LocalTraining):
+    def set_up(self, weights, population, local_steps):
+        self.numbers = {"rounds": 0}
+
+    def begin_round(self, lr, mean_gradient):
+        self.numbers["rounds"] += 1
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized", "auto"])
+def test_a_trial_is_no_round_of_the_algorithm(tmp_path, engine):
+    client = CountsRounds()
+    settings = {"max_rounds": 2, "local_steps": 1, "precision": "64-true", "enable_progress_bar": False}
+    loop = FederatedLoop(client=client, engine=engine, out_dir=tmp_path, **settings)
+    loop.fit(LinearRegression(dim=3), SyntheticRegression(dim=3, num_clients=4))
+    assert client.numbers == {"rounds": 2}
+
+
+def test_an_engine_that_is_not_registered_is_asked_for():
+    with pytest.raises(ConfigurationError, match=r"used the engine `printing`, which is not registered"):
+        known_engine("auto", "printing")

@@ -1,6 +1,6 @@
 from torch import Tensor
 
-from lightning_feddua.checks import check_finite_positive
+from lightning_feddua.checks import check_positive
 from lightning_feddua.servers.mirror_maps.base import MirrorMap
 
 
@@ -22,7 +22,7 @@ class Hypentropy(MirrorMap):
     separable = True
 
     def __init__(self, beta: float = 1.0) -> None:
-        check_finite_positive("beta", beta)
+        check_positive("beta", beta, finite=True)
         self.beta = beta
 
     def grad_psi(self, w: Tensor) -> Tensor:
