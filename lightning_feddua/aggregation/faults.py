@@ -51,17 +51,13 @@ class ClientFaults:
         """Those that have not failed so far; none where the run is about to end."""
         return [] if self.error is not None else [client for client in clients if client.name not in self._failed]
 
-    @contextmanager
-    def of_client(self, name: str, round: int, stage: str) -> Iterator[None]:
-        """Around what is done for one client alone: an exception counts as that client's failure."""
-        try:
-            yield
-        except Exception as exception:
-            error = ClientError(name, round, stage, exception)
-            self._note(error)
-            if self.error is error and isinstance(exception, ConfigurationError):
-                # It names the client and says what to do.
-                self.error = exception
+    def fail(self, name: str, round: int, stage: str, exception: Exception) -> None:
+        """Count an exception as a client's failure."""
+        error = ClientError(name, round, stage, exception)
+        self._note(error)
+        if self.error is error and isinstance(exception, ConfigurationError):
+            # It names the client and says what to do.
+            self.error = exception
 
     def accepted(
         self, results: Iterable[ClientUpdate | ClientError], state: GlobalState, global_floats: Tensor | None

@@ -107,7 +107,9 @@ class Simulation(Backend):
     def _train(self, clients: list[Client], state: GlobalState, cohort_size: int, events: ClientEvents) -> None:
         """Train this rank's clients, and add up those that count."""
         global_floats = self._federation.buffers.global_floats(self._weights.dtype)
-        results = self._transformed(self._engine.run(clients, state, events), state, cohort_size)
+        results = self._engine.run(clients, state, events)
+        if self._transforms.of_clients:
+            results = self._transformed(results, state, cohort_size)
         for update in self._faults.accepted(results, state, global_floats):
             self._reduction.add(update, global_floats)
             if update.kept is not None:
@@ -150,9 +152,12 @@ class Simulation(Backend):
         for position, lane in deal.hands[self._fabric.global_rank]:
             index = cohort[position]
             name = str(federation.client_ids[index])
-            with faults.of_client(name, round, "the reading of its data"):
+            try:
                 data = federation.client_data(index)
                 weight = 1.0 if self._settings.client_weights == "uniform" else float(len(data))
+            except Exception as exception:
+                faults.fail(name, round, "the reading of its data", exception)
+            else:
                 clients.append(Client(position, index, name, data, weight, lane))
         return clients
 

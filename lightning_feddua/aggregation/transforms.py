@@ -111,12 +111,13 @@ class TransformChain:
     def __init__(self, transforms: Sequence[UpdateTransform], seed: int, population: int) -> None:
         self._seed = seed
         self._population = population
-        self._of_clients = _overriding("client", transforms)
+        # Those that change clients' updates, with their places among all.
+        self.of_clients = _overriding("client", transforms)
         self._of_rounds = _overriding("round", transforms)
 
     def client(self, update: ClientUpdate, round: int, cohort_size: int) -> None:
         """Change one client's update."""
-        for place, transform in self._of_clients:
+        for place, transform in self.of_clients:
             transform.client(update, TransformContext(self._seed, round, cohort_size, self._population, place))
 
     def round(self, update: RoundUpdate, round: int, cohort_size: int) -> None:
