@@ -166,3 +166,56 @@ def test_after_an_exception_the_module_holds_the_last_finished_round(make_loop, 
     assert torch.equal(module, note.kept)
     assert torch.equal(weights, note.kept)
     assert average is None if server is FedAvg else torch.equal(average, weights)
+
+
+class WatchedInTraining(Watched):
+    """Its hooks around local steps, validation epochs and the end of training."""
+
+    def on_train_start(self):
+        self._note("on_train_start")
+
+    def on_train_end(self):
+        self._note("on_train_end")
+
+    def on_validation_epoch_start(self):
+        self._note("on_validation_epoch_start")
+
+    def on_validation_epoch_end(self):
+        self._note("on_validation_epoch_end")
+
+    def on_validation_end(self):
+        self._note("on_validation_end")
+
+
+@pytest.mark.parametrize("engine", ["sequential", "auto"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_modules_own_hooks_around_training_and_validation(make_loop, engine, ranks):
+    class Check(FederatedCallback):
+        """At the end of each round, on every rank: what the module saw of itself since the last."""
+
+        def on_round_start(self, loop):
+            loop.module.seen.clear()
+            self.before = loop.weights.clone()
+
+        def on_client_end(self, loop):
+            moment, own = loop.module.seen[-1]
+            assert moment == "on_train_end"
+            assert torch.equal(own, weights_of(loop.module))
+            assert not torch.equal(own, self.before)
+
+        def on_round_end(self, loop):
+            seen = loop.module.seen
+            starts = [weights for moment, weights in seen if moment == "on_train_start"]
+            assert len(starts) == 4 // ranks
+            assert all(torch.equal(weights, self.before) for weights in starts)
+            validated = [(moment, weights) for moment, weights in seen if moment.startswith("on_validation")]
+            assert [moment for moment, _ in validated] == 2 * [
+                *("on_validation_start", "on_validation_epoch_start", "on_validation_epoch_end", "on_validation_end")
+            ]
+            assert all(torch.equal(weights, loop.weights) for _, weights in validated[:4])
+            assert all(torch.equal(weights, loop.average) for _, weights in validated[4:])
+
+    arguments = {"devices": 2, "strategy": "ddp_fork"} if ranks == 2 else {}
+    loop = make_loop(server=FedDuAdagrad(), engine=engine, callbacks=Check(), max_rounds=2, **arguments)
+    loop.fit(WatchedInTraining(), data())
+    assert len(loop.history) == 2
