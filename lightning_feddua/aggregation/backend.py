@@ -73,7 +73,7 @@ class Backend(ABC):
         Args:
             round: the round.
             cohort: the clients, as places in the data module.
-            events: whom to tell of each client of this rank.
+            events: what to call for each client of this rank.
             stop: asked when the clients are trained: whether this rank wants the run to end after this round.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Clients that fail: the run ends with one error on all ranks, or goes on without them."""
+"""Clients that fail: the run ends with one error on all ranks, or continues without them."""
 
 from __future__ import annotations
 

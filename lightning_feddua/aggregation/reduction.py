@@ -22,7 +22,7 @@ _SCALAR = "‖"
 
 
 class Reduction:
-    """Streaming sums of one rank's clients, completed over all ranks once a round.
+    """Streaming sums of one rank's clients, completed over all ranks once per round.
 
     Summed in lanes are the weighted updates, the vectors that clients send along, the float buffers, and how many
     clients changed those. The tail has a slot for each rank's integer buffers; the table of the clients' squared norms
@@ -109,7 +109,7 @@ class Reduction:
             self._integer_maximum = update.integers if known is None else torch.maximum(known, update.integers)
 
     def all_reduce(self, stop: bool = False, failed: bool = False) -> RoundUpdate:
-        """Complete the sums over all ranks. Every rank calls this once a round, with or without a client.
+        """Complete the sums over all ranks. Every rank calls this once per round, with or without a client.
 
         The mean update and the extra vectors are windows on the buffer: they hold until the next round starts.
 

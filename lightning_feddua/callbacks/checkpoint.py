@@ -92,7 +92,7 @@ class Checkpoint(FederatedCallback):
             except OSError as error:
                 self._scores = before
                 rank_zero_warn(
-                    f"After {rounds} rounds, `{path}` could not be saved: {error.strerror or error}. The run goes on,"
+                    f"After {rounds} rounds, `{path}` could not be saved: {error.strerror or error}. The run continues,"
                     " and the checkpoints before it are still there."
                 )
                 return

@@ -24,7 +24,7 @@ class CSVLog(FederatedCallback):
         self._columns: list[str] = []
 
     def on_fit_start(self, loop: FederatedLoop) -> None:
-        """Bring the file of a run that goes on to the round it goes on from."""
+        """Bring the file of a resumed run to its last saved round."""
         if loop.history:
             self._write(loop)
 
@@ -46,7 +46,7 @@ class CSVLog(FederatedCallback):
         except OSError as error:
             # The history is in memory: the next round tries to write all of it.
             self._close()
-            rank_zero_warn(f"`{self.FILE_NAME}` cannot be written: {error.strerror or error}. The run goes on.")
+            rank_zero_warn(f"`{self.FILE_NAME}` cannot be written: {error.strerror or error}. The run continues.")
 
     def on_fit_end(self, loop: FederatedLoop) -> None:
         """Close the file."""

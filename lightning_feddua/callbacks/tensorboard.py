@@ -33,7 +33,7 @@ class TensorBoard(FederatedCallback):
         self._logger: TensorBoardLogger | None = None
 
     def on_fit_start(self, loop: FederatedLoop) -> None:
-        """Open the log; that of a run that goes on has its rounds, and forgets later ones."""
+        """Open the log; that of a resumed run keeps its rounds, and forgets later ones."""
         rounds = len(loop.history)
         new = not (loop.run_dir / self.FOLDER).is_dir()
         logger = TensorBoardLogger(

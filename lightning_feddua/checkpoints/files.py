@@ -30,12 +30,12 @@ _FOLDER = 0x10
 
 @dataclass
 class Found:
-    """A checkpoint to go on from.
+    """A checkpoint to resume from.
 
     Args:
         path: its file.
         checkpoint: its content.
-        run_dir: the folder to go on in; None for a new one.
+        run_dir: the folder to continue in; None for a new one.
     """
 
     path: Path
@@ -112,7 +112,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def find_checkpoint(fabric: Fabric, out_dir: Path, ckpt_path: str | Path | None) -> Found | None:
-    """What a run shall go on from, the same on every rank; None to start afresh. A collective.
+    """What a run is resumed from, the same on every rank; None to start afresh. A collective.
 
     Args:
         fabric: for the exchange; rank 0 alone reads files.

@@ -1,4 +1,4 @@
-"""What must be the same for a run to go on as if it had never stopped: settings, model and clients."""
+"""What must be the same for a run to be resumed as if it had never stopped: settings, model and clients."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def check_identity(saved: Mapping[str, Any], own: Mapping[str, Any], path: Path)
 
     Args:
         saved: the identity of the run that wrote the checkpoint.
-        own: the identity of the run that shall go on.
+        own: the identity of the run that resumes it.
         path: the checkpoint.
     """
     known = {**_LATER_SETTINGS, **saved["settings"]}

@@ -79,7 +79,7 @@ class Evaluator:
         return {name: (torch.tensor(value, dtype=torch.float64), 1.0) for name, value in metrics.items()}
 
     def _run_alone(self, data: ClientData, batch_size: int, stage: Stage) -> dict[str, float]:
-        """All batches on this rank, without a word to the others."""
+        """All batches on this rank, without any exchange."""
         batches = -(-len(data) // batch_size)
         with local_metrics(self._module), self._evaluating(stage):
             rows, rows[batches], metrics = self._run_batches(data, batch_size, range(batches), stage)

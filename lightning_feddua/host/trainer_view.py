@@ -221,7 +221,7 @@ class StrategyView:
         self._view._fabric.strategy.backward(loss, None, *args, **kwargs)
 
     def reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        """Values stay local during local training; the loop reduces them once a round."""
+        """Values stay local during local training; the loop reduces them once per round."""
         return tensor
 
     def clip_gradients(self, optimizer: Optimizer, clip_val: float = 0.0, algorithm: str = "norm") -> None:

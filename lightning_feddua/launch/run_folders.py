@@ -24,7 +24,7 @@ def open_run_dir(fabric: Fabric, out_dir: Path, existing: Path | None = None) ->
     Args:
         fabric: for the exchange; rank 0 alone touches files.
         out_dir: where runs are kept.
-        existing: the folder of a run that goes on; None for the first free ``out_dir/version_N``.
+        existing: the folder of a resumed run; None for the first free ``out_dir/version_N``.
     """
     stack = ExitStack()
 

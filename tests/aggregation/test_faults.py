@@ -13,7 +13,6 @@ from lightning_feddua import (
     FedDuAdam,
     FederatedCallback,
     FederatedDataModule,
-    FederatedLoop,
     Scaffold,
 )
 from lightning_feddua.clients import Mime
@@ -33,25 +32,15 @@ from tests.aggregation.bad_clients import (
 from tests.modules import classification
 
 
-@pytest.fixture
-def make_loop(tmp_path):
-    def make(**arguments):
-        defaults = {"max_rounds": 3, "local_steps": 3, "on_client_error": "skip"}
-        fixed = {"out_dir": tmp_path, "enable_progress_bar": False, "accelerator": "cpu"}
-        return FederatedLoop(**{**defaults, **fixed, **arguments})
-
-    return make
-
-
 @pytest.mark.parametrize("bad", BAD_CLIENTS)
 @pytest.mark.parametrize("devices", [1, 2])
-def test_a_run_with_a_bad_client_is_the_run_without_it(make_loop, tmp_path, bad, devices):
+def test_a_run_with_a_bad_client_is_the_run_without_it(make_skipping_loop, tmp_path, bad, devices):
     arguments = {"server": FedDuAdam(), "client_weights": "samples", "engine": "sequential"}
-    good = make_loop(**arguments, out_dir=tmp_path / "good")
+    good = make_skipping_loop(**arguments, out_dir=tmp_path / "good")
     expected = fit(good, data())
     make, message = BAD_CLIENTS[bad]
     if devices == 1:
-        loop = make_loop(**arguments)
+        loop = make_skipping_loop(**arguments)
         with pytest.warns(UserWarning, match="bad") as noted:
             model = fit(loop, data(make()))
         messages = [str(warning.message) for warning in noted if "is left out" in str(warning.message)]
@@ -60,7 +49,7 @@ def test_a_run_with_a_bad_client_is_the_run_without_it(make_loop, tmp_path, bad,
             f"Client `bad` is left out of round {i}, having failed during {message}" in messages[i] for i in (0, 1, 2)
         )
     else:
-        loop = make_loop(**arguments, devices=2, strategy="ddp_fork")
+        loop = make_skipping_loop(**arguments, devices=2, strategy="ddp_fork")
         model = fit(loop, data(make()))
     assert_same(model, expected)
     assert rows(loop) == rows(good)
@@ -70,12 +59,12 @@ def test_a_run_with_a_bad_client_is_the_run_without_it(make_loop, tmp_path, bad,
 
 
 @pytest.mark.parametrize("bad", BAD_CLIENTS)
-def test_vectorized_clients_are_trained_one_by_one_where_a_stack_fails(make_loop, tmp_path, bad):
+def test_vectorized_clients_are_trained_one_by_one_where_a_stack_fails(make_skipping_loop, tmp_path, bad):
     arguments = {"server": FedAvg(), "client_weights": "samples", "precision": "64-true"}
     model = lambda: Picky(dropout=0.0).double()  # noqa: E731
-    good = make_loop(**arguments, out_dir=tmp_path / "good", engine="sequential")
+    good = make_skipping_loop(**arguments, out_dir=tmp_path / "good", engine="sequential")
     expected = fit(good, data(), model)
-    loop = make_loop(**arguments, engine="vectorized")
+    loop = make_skipping_loop(**arguments, engine="vectorized")
     with pytest.warns(UserWarning, match="`bad` is left out") as noted:
         found = fit(loop, data(BAD_CLIENTS[bad][0]()), model)
     stacks = [str(w.message) for w in noted if "trained one by one" in str(w.message)]
@@ -101,12 +90,12 @@ class Listed(Dataset):
 
 
 @pytest.mark.filterwarnings("ignore:Client")
-def test_what_workers_have_prepared_of_a_bad_client_does_not_reach_the_next(make_loop, tmp_path):
+def test_what_workers_have_prepared_of_a_bad_client_does_not_reach_the_next(make_skipping_loop, tmp_path):
     clients = {name: Listed(classification(20 + i, seed=i)) for i, name in enumerate("abc")}
     clients = {"a": clients["a"], "bad": Broken(clients["a"]), "b": clients["b"], "c": clients["c"]}
     models = []
     for workers in (0, 1):
-        loop = make_loop(max_rounds=2, engine="sequential", lanes=None)
+        loop = make_skipping_loop(max_rounds=2, engine="sequential", lanes=None)
         models.append(fit(loop, FederatedDataModule(clients, batch_size=8, num_workers=workers)))
         assert [row["skipped_clients"] for row in loop.history] == [1, 1]
     assert_same(*models)
@@ -142,9 +131,9 @@ class Record(FederatedCallback):
 
 
 @pytest.mark.filterwarnings("ignore:Client")
-def test_a_client_that_fails_keeps_its_control_variate(make_loop):
+def test_a_client_that_fails_keeps_its_control_variate(make_skipping_loop):
     record = Record()
-    loop = make_loop(client=Scaffold(), precision="64-true", callbacks=record)
+    loop = make_skipping_loop(client=Scaffold(), precision="64-true", callbacks=record)
     loop.fit(FailsInRounds(rounds=(1,), sizes=(4,)), regression())
     (_, before, _, _), (_, after, vectors, _) = record.rounds[:2]
     assert torch.equal(before[1], after[1])
@@ -154,9 +143,11 @@ def test_a_client_that_fails_keeps_its_control_variate(make_loop):
 
 
 @pytest.mark.filterwarnings("ignore:Client")
-def test_a_round_without_clients_changes_nothing_and_three_in_a_row_end_the_run(make_loop):
+def test_a_round_without_clients_changes_nothing_and_three_in_a_row_end_the_run(make_skipping_loop):
     record = Record()
-    loop = make_loop(max_rounds=9, server=FedDuAdam(), precision="64-true", callbacks=record, checkpoint_every=1)
+    loop = make_skipping_loop(
+        max_rounds=9, server=FedDuAdam(), precision="64-true", callbacks=record, checkpoint_every=1
+    )
     with pytest.raises(RuntimeError, match=r"All clients have failed in 3 rounds in a row, the last in round 7\. The"):
         loop.fit(FailsInRounds(rounds=(2, 5, 6, 7)), regression())
     for (weights, _, _, server), (same_weights, _, _, same_server) in [record.rounds[1:3], record.rounds[6:8]]:
@@ -167,35 +158,35 @@ def test_a_round_without_clients_changes_nothing_and_three_in_a_row_end_the_run(
     assert [row["clients"] for row in loop.history] == [4, 4, 0, 4, 4, 0, 0, 0]
     assert [row["eta_g"] > 0 for row in loop.history] == [True, True, False, True, True, False, False, False]
     # Mended, it goes on.
-    resumed = make_loop(max_rounds=9, server=FedDuAdam(), precision="64-true")
+    resumed = make_skipping_loop(max_rounds=9, server=FedDuAdam(), precision="64-true")
     resumed.fit(FailsInRounds(rounds=()), regression(), ckpt_path="last")
     assert resumed.history[-1]["clients"] == 4
 
 
 @pytest.mark.filterwarnings("ignore:Client")
-def test_buffers_stay_without_clients(make_loop):
+def test_buffers_stay_without_clients(make_skipping_loop):
     model = Picky()
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    loop = make_loop(max_rounds=2)
+    loop = make_skipping_loop(max_rounds=2)
     loop.fit(model, {"bad": five_columns()})
     assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
 
 
 @pytest.mark.filterwarnings("ignore:Client")
 @pytest.mark.parametrize("devices", [1, 2])
-def test_mime_does_without_the_gradients_of_clients_that_fail(make_loop, tmp_path, devices):
+def test_mime_does_without_the_gradients_of_clients_that_fail(make_skipping_loop, tmp_path, devices):
     ranks = {} if devices == 1 else {"devices": 2, "strategy": "ddp_fork"}
     arguments = {"server": FedAvg(), "client": Mime(), "precision": "64-true", "engine": "sequential"}
-    good = make_loop(**arguments, out_dir=tmp_path / "good")
+    good = make_skipping_loop(**arguments, out_dir=tmp_path / "good")
     expected, found = (FailsInRounds(rounds=(0, 1, 2), sizes=(6,)) for _ in range(2))
     good.fit(expected, regression(sizes=(3, 4, 5)))
-    loop = make_loop(**arguments, **ranks)
+    loop = make_skipping_loop(**arguments, **ranks)
     loop.fit(found, regression())
     assert [row["skipped_clients"] for row in loop.history] == [1, 1, 1]
     assert_same(found, expected)
 
 
-def test_failures_at_random_are_counted(make_loop):
+def test_failures_at_random_are_counted(make_skipping_loop):
     class Flaky(LinearRegression):
         def training_step(self, batch, batch_idx):
             # Drawn from the client's own generator: the same clients on any number of ranks.
@@ -203,7 +194,7 @@ def test_failures_at_random_are_counted(make_loop):
                 raise RuntimeError("flaky")
             return super().training_step(batch, batch_idx)
 
-    loop = make_loop(max_rounds=6, local_steps=2, precision="64-true", clients_per_round=8, validate_every=0)
+    loop = make_skipping_loop(max_rounds=6, local_steps=2, precision="64-true", clients_per_round=8, validate_every=0)
     with warnings.catch_warnings(record=True) as noted:
         warnings.simplefilter("always")
         loop.fit(Flaky(dim=10), SyntheticRegression(num_clients=10, dim=10))
@@ -215,7 +206,7 @@ def test_failures_at_random_are_counted(make_loop):
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-def test_updates_are_clipped_in_the_mean_and_in_the_norms(make_loop, engine):
+def test_updates_are_clipped_in_the_mean_and_in_the_norms(make_skipping_loop, engine):
     class Deltas(FederatedCallback):
         deltas = []
 
@@ -224,13 +215,17 @@ def test_updates_are_clipped_in_the_mean_and_in_the_norms(make_loop, engine):
 
     callback = Deltas()
     arguments = {"max_rounds": 1, "server": FedAvg(), "precision": "64-true", "client_weights": "samples"}
-    make_loop(**arguments, callbacks=callback, engine="sequential").fit(LinearRegression(dim=10, lr=0.05), regression())
+    make_skipping_loop(**arguments, callbacks=callback, engine="sequential").fit(
+        LinearRegression(dim=10, lr=0.05), regression()
+    )
     deltas = np.array(callback.deltas)
     norms = np.linalg.norm(deltas, axis=1)
     largest = np.sort(norms)[1] * 1.001  # two clients are longer
     clipped = deltas * np.minimum(1, largest / norms)[:, None]
     record = Record()
-    loop = make_loop(**arguments, callbacks=record, max_update_norm=largest, engine=engine, on_client_error="raise")
+    loop = make_skipping_loop(
+        **arguments, callbacks=record, max_update_norm=largest, engine=engine, on_client_error="raise"
+    )
     loop.fit(LinearRegression(dim=10, lr=0.05), regression())
     mean, squared_norms = record.updates[0]
     np.testing.assert_allclose(mean, np.average(clipped, axis=0, weights=[3, 4, 5, 6]), rtol=1e-10)

@@ -9,7 +9,6 @@ from lightning_feddua import (
     ConfigurationError,
     FedAvg,
     FederatedCallback,
-    FederatedLoop,
 )
 from lightning_feddua.clients import Scaffnew
 from lightning_feddua.models import LinearRegression
@@ -17,20 +16,10 @@ from tests.aggregation.bad_clients import BAD_CLIENTS, data, fit, regression
 from tests.forked_ranks import ForkedRanks
 
 
-@pytest.fixture
-def make_loop(tmp_path):
-    def make(**arguments):
-        defaults = {"max_rounds": 3, "local_steps": 3, "on_client_error": "skip"}
-        fixed = {"out_dir": tmp_path, "enable_progress_bar": False, "accelerator": "cpu"}
-        return FederatedLoop(**{**defaults, **fixed, **arguments})
-
-    return make
-
-
 @pytest.mark.parametrize("bad", BAD_CLIENTS)
-def test_raise_names_the_client(make_loop, bad):
+def test_raise_names_the_client(make_skipping_loop, bad):
     make, message = BAD_CLIENTS[bad]
-    loop = make_loop(on_client_error="raise", engine="sequential")
+    loop = make_skipping_loop(on_client_error="raise", engine="sequential")
     with pytest.raises(ClientError, match=re.escape(f"Client `bad` failed in round 0 during {message}")) as error:
         fit(loop, data(make()))
     if bad == "step":
@@ -47,11 +36,11 @@ def _frames(trace):
 
 
 @pytest.mark.parametrize("bad", BAD_CLIENTS)
-def test_raise_ends_all_ranks(make_loop, tmp_path, bad):
+def test_raise_ends_all_ranks(make_skipping_loop, tmp_path, bad):
     make, message = BAD_CLIENTS[bad]
 
     def rank():
-        fit(make_loop(on_client_error="raise", engine="sequential", timeout=30.0), data(make()))
+        fit(make_skipping_loop(on_client_error="raise", engine="sequential", timeout=30.0), data(make()))
 
     ranks = ForkedRanks(rank, 3, tmp_path)
     assert ranks.wait(25) == [1, 1, 1]
@@ -74,14 +63,14 @@ def test_raise_ends_all_ranks(make_loop, tmp_path, bad):
         )
 
 
-def test_an_error_outside_of_clients_ends_all_ranks(make_loop, tmp_path):
+def test_an_error_outside_of_clients_ends_all_ranks(make_skipping_loop, tmp_path):
     class Fails(FederatedCallback):
         def on_client_start(self, client_id):
             if client_id == "b":
                 raise KeyError("of a callback")
 
     def rank():
-        fit(make_loop(callbacks=Fails(), engine="sequential", timeout=30.0), data())
+        fit(make_skipping_loop(callbacks=Fails(), engine="sequential", timeout=30.0), data())
 
     ranks = ForkedRanks(rank, 2, tmp_path)
     assert ranks.wait(25) == [1, 1]
@@ -90,8 +79,8 @@ def test_an_error_outside_of_clients_ends_all_ranks(make_loop, tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [{}, {"on_client_error": "raise", "max_update_norm": 1.0}])
-def test_an_algorithm_that_needs_everybody_is_refused(make_loop, arguments):
-    loop = make_loop(server=FedAvg(), client=Scaffnew(), precision="64-true", **arguments)
+def test_an_algorithm_that_needs_everybody_is_refused(make_skipping_loop, arguments):
+    loop = make_skipping_loop(server=FedAvg(), client=Scaffnew(), precision="64-true", **arguments)
     with pytest.raises(
         ConfigurationError, match=r"`Scaffnew` needs all clients as they are .*\. Use `on_client_error="
     ):
@@ -106,6 +95,6 @@ def test_an_algorithm_that_needs_everybody_is_refused(make_loop, arguments):
         ({"timeout": -1.0}, "`timeout=-1.0` is not positive"),
     ],
 )
-def test_bad_settings(make_loop, arguments, message):
+def test_bad_settings(make_skipping_loop, arguments, message):
     with pytest.raises(ConfigurationError, match=re.escape(message)):
-        make_loop(**arguments)
+        make_skipping_loop(**arguments)

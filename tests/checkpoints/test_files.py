@@ -180,7 +180,7 @@ def test_a_full_disk_does_not_end_the_run(make_loop, tmp_path):
     assert (
         sum("After 2 rounds, `" in m and "last.ckpt` could not be saved: File too large." in m for m in messages) == 1
     )
-    assert sum("`metrics.csv` cannot be written: File too large. The run goes on." in m for m in messages) >= 1
+    assert sum("`metrics.csv` cannot be written: File too large. The run continues." in m for m in messages) >= 1
     assert sorted(p.name for p in loop.run_dir.iterdir()) == sorted(
         ["last.ckpt", "metrics.csv", "round-0001.ckpt", "round-0004.ckpt", "run.json"]
     )
