@@ -1,38 +1,32 @@
 """Every private name of other packages that this package uses, each behind a function or an alias.
 
-Private names may change in any release. ``tests/test_private_*.py`` have a canary for each, which fails if the name is
-gone or does something else. A new version of torch or Lightning can be allowed once all canaries pass. The names of
-torch come first, then those of lightning, torchmetrics, jsonargparse and datasets.
+Private names may change in any release: ``tests/test_private_*.py`` have a canary for each, which fails if the name is
+gone or does something else. A new version of torch or Lightning can be allowed once all canaries pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
+from importlib import import_module
 from typing import Any
 
 import torch
 from lightning import LightningDataModule, LightningModule
 from lightning.fabric.strategies.launchers import _MultiProcessingLauncher
-from lightning.pytorch.core.optimizer import (
-    LightningOptimizer,
-    _configure_optimizers,
-    _configure_schedulers_automatic_opt,
-    _configure_schedulers_manual_opt,
-    _validate_scheduler_api,
-)
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torchmetrics import Metric
+
+from lightning_feddua.lightning_names import is_module, package_of
 
 __all__ = ["tree_flatten", "tree_leaves", "tree_map", "tree_unflatten"]
 
 # Where a module keeps its tensors and children; these are not attributes of a user's own.
-MODULE_REGISTRIES = ("_parameters", "_buffers", "_modules")
-# Keys of a scheduler's state: its current learning rates, and the states of the schedulers inside it.
-SCHEDULER_LAST_RATES, SCHEDULER_CHILDREN = "_last_lr", "_schedulers"
+MODULE_REGISTRIES = PARAMETERS, BUFFERS, SUBMODULES = ("_parameters", "_buffers", "_modules")
 # The beginning of vmap's error for an operation that it does not know.
 NO_BATCHING_RULE = "Batching rule not implemented"
 
@@ -57,6 +51,17 @@ def version_of(tensor: Tensor) -> int:
     return tensor._version
 
 
+def versions_of(tensors: Sequence[Tensor]) -> list[int]:
+    """The same of many tensors."""
+    return [tensor._version for tensor in tensors]
+
+
+def recomputed_attributes(module: torch.nn.Module) -> list[str]:
+    """The attributes that hooks of ``spectral_norm`` and the like compute anew before each forward pass."""
+    names = [getattr(hook, "name", None) for hook in module._forward_pre_hooks.values()]
+    return [name for name in names if isinstance(name, str)]
+
+
 def metadata_of(state_dict: Mapping[str, Any]) -> Any:
     """The versions of modules that a state dict carries in an attribute; None if it has none."""
     return getattr(state_dict, "_metadata", None)
@@ -72,10 +77,35 @@ def default_store() -> Any:
     return torch.distributed.distributed_c10d._get_default_store()
 
 
+def lone_group() -> Any:
+    """A process group with this rank alone in it, of the default group's backend. No other rank needs to call this."""
+    group = torch.distributed.new_group([torch.distributed.get_rank()], use_local_synchronization=True)
+    # As the default group it is the whole world, and its only rank is number 0 there.
+    torch.distributed.distributed_c10d._world.pg_group_ranks[group] = {0: 0}
+    return group
+
+
+@contextmanager
+def in_place_of_the_world(group: Any) -> Iterator[None]:
+    """Make a group torch's default process group for a while."""
+    torch_c10d = torch.distributed.distributed_c10d
+    world = torch_c10d.GroupMember.WORLD
+    torch_c10d._update_default_pg(group)
+    try:
+        yield
+    finally:
+        torch_c10d._update_default_pg(world)
+
+
 def end_workers(loader: Any) -> None:
     """End the worker processes of a DataLoader, if it has started any."""
     if loader._iterator is not None:
         loader._iterator._shutdown_workers()
+
+
+def batches_read(value: object) -> int | None:
+    """How many batches an iterator over a DataLoader has given; None for anything else."""
+    return value._num_yielded if isinstance(value, _BaseDataLoaderIter) else None
 
 
 # What the compiler needs is imported where it is used: it costs more than all the rest of the package.
@@ -109,8 +139,7 @@ def compile_graph(
         return torch._inductor.compile(graph, fakes, options=options)
 
 
-# Options of the compiler: random numbers as eager code draws them, the number of threads to compile for (a part of the
-# cache's key), and to compute what is stored and then read again only once.
+# Options of the compiler: random numbers as eager code draws them; compute what is stored and read again only once.
 EAGER_RANDOM_NUMBERS: dict[str, Any] = {"fallback_random": True}
 STORED_VALUES_ARE_READ: dict[str, Any] = {"realize_reads_threshold": 1}
 # The loggers that report on the compiler's own progress, and on errors of a trace, which are raised anyway.
@@ -149,11 +178,20 @@ def process_group_backend(strategy: Any) -> str:
 
 # What LightningModule asks its trainer for, and `TrainerView` answers: in `self.log`, and in `self.optimizers()`.
 TRAINER_RESULTS, STRATEGY_OPTIMIZERS = "_results", "_lightning_optimizers"
+# The parts of a Trainer that some modules reach into.
+TRAINER_CONNECTORS = (
+    "_data_connector",
+    "_accelerator_connector",
+    "_logger_connector",
+    "_callback_connector",
+    "_checkpoint_connector",
+    "_signal_connector",
+)
 
 
 def trainer_of(owner: LightningModule | LightningDataModule) -> Any:
     """The trainer that is attached, or None; a module's public property raises an error instead."""
-    return owner._trainer if isinstance(owner, LightningModule) else owner.trainer
+    return owner._trainer if is_module(owner) else owner.trainer
 
 
 def hparams_name(module: LightningModule) -> str | None:
@@ -161,24 +199,40 @@ def hparams_name(module: LightningModule) -> str | None:
     return getattr(module, "_hparams_name", None)
 
 
-def parse_optimizers(configured: Any) -> tuple[list[Optimizer], list[Any], str | None]:
+def logs_hparams(owner: LightningModule | LightningDataModule) -> bool:
+    """Whether its hyperparameters are for loggers too, which ``save_hyperparameters(logger=False)`` forbids."""
+    return getattr(owner, "_log_hyperparams", False)
+
+
+def _optimizer_tools(module: LightningModule) -> Any:
+    """What Trainer makes of a module's optimizers, in the package that the module is of."""
+    return import_module(f"{package_of(module)}.core.optimizer")
+
+
+def parse_optimizers(configured: Any, module: LightningModule) -> tuple[list[Optimizer], list[Any], str | None]:
     """Optimizers, schedulers and the monitored metric, from any shape that ``configure_optimizers`` may return."""
-    return _configure_optimizers(configured)
+    return _optimizer_tools(module)._configure_optimizers(configured)
 
 
 def parse_schedulers(schedulers: list[Any], monitor: str | None, module: LightningModule) -> list[Any]:
     """Schedulers with their intervals, checked as Trainer checks them."""
+    tools = _optimizer_tools(module)
     if module.automatic_optimization:
-        configs = _configure_schedulers_automatic_opt(schedulers, monitor)
+        configs = tools._configure_schedulers_automatic_opt(schedulers, monitor)
     else:
-        configs = _configure_schedulers_manual_opt(schedulers)
-    _validate_scheduler_api(configs, module)
+        configs = tools._configure_schedulers_manual_opt(schedulers)
+    tools._validate_scheduler_api(configs, module)
     return configs
 
 
-def wrap_optimizer(optimizer: Optimizer, strategy: Any) -> LightningOptimizer:
+def wrap_optimizer(optimizer: Optimizer, strategy: Any, module: LightningModule) -> Any:
     """An optimizer whose ``step`` calls ``strategy.optimizer_step``; the strategy must be kept alive elsewhere."""
-    return LightningOptimizer._to_lightning_optimizer(optimizer, strategy)
+    return _optimizer_tools(module).LightningOptimizer._to_lightning_optimizer(optimizer, strategy)
+
+
+def checkpoint_triggers(callback: Any) -> tuple[int, timedelta | None]:
+    """After how many steps, and after how much time, a ModelCheckpoint saves; 0 and None for neither."""
+    return callback._every_n_train_steps, callback._train_time_interval
 
 
 def version_is_open(logger: Any) -> bool:
@@ -206,6 +260,16 @@ def set_purge_step(logger: Any, step: int) -> None:
     logger._kwargs.setdefault("purge_step", step)
 
 
+def last_batch_value(metric: Metric) -> Any:
+    """What the last call of a metric returned; None after its ``update`` alone."""
+    return getattr(metric, "_forward_cache", None)
+
+
+def set_update_count(metric: Metric, count: int) -> None:
+    """Set how often a metric has been updated since its last reset."""
+    metric._update_count = count
+
+
 def sync_flags(metric: Metric) -> tuple[bool, bool]:
     """Whether a metric exchanges its state with other ranks: in ``forward``, and in ``compute``."""
     return metric._to_sync, metric.sync_on_compute
@@ -224,6 +288,11 @@ def options_of(parser: Any) -> list[str]:
 def action_of(parser: Any, name: str) -> Any:
     """What a parser does with the option of a name, such as ``model``."""
     return next(action for action in parser._actions if action.dest == name)
+
+
+def set_type(action: Any, kind: Any) -> None:
+    """Let an option take values of another type."""
+    action._typehint = kind
 
 
 def has_indices(dataset: Any) -> bool:

@@ -66,3 +66,36 @@ def check_instance(name: str, value: Any, kind: type) -> None:
     """An instance of a class."""
     if not isinstance(value, kind):
         raise ConfigurationError(f"The {name} is `{value!r:.100}`.", f"Give an instance of `{kind.__name__}`.")
+
+
+def check_cohort_size(name: str, value: Any) -> None:
+    """A number of clients, or a fraction of them if a float."""
+    check_number(name, value)
+    if isinstance(value, float):
+        if not 0 < value <= 1:
+            raise ConfigurationError(
+                f"`{name}={value}` is not a fraction of the clients.",
+                "Give a float in (0, 1], a whole number of clients, or None for all.",
+            )
+    elif value < 1:
+        raise ConfigurationError(f"`{name}={value}` is less than 1.", "Choose at least one client.")
+
+
+def check_batches(name: str, value: Any, least: int) -> None:
+    """A number of batches from ``least`` up, or a fraction of them; as in Trainer, 1 is one batch, and 1.0 is all.
+
+    >>> check_batches("limit_val_batches", 0.25, least=0)
+    """
+    check_number(name, value)
+    fraction = isinstance(value, float) and 0 < value <= 1
+    if not fraction and (value < least or value % 1 != 0):
+        raise ConfigurationError(
+            f"`{name}={value}` is neither a number of batches nor a fraction of them.",
+            f"Give a whole number from {least} up, a float up to 1.0, or None for all.",
+        )
+
+
+def check_flag_or_count(name: str, value: Any) -> None:
+    """True, False, or a number from 0 up."""
+    if not isinstance(value, bool):
+        check_whole(name, value, least=0)

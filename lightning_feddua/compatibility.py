@@ -41,6 +41,11 @@ def _check_part(
             f"`{name}` changes local steps, and `{module}` makes them itself (`automatic_optimization = False`).",
             "Use plain `LocalTraining`, or let `training_step` return the loss.",
         )
+    if (algorithm.needs_full_gradient or algorithm.needs_mean_gradient) and federation.datamodule.has_streams:
+        raise ConfigurationError(
+            f"`{name}` needs the gradient over all samples of a client, and some clients are DataLoaders or streams.",
+            "Give map-style datasets, or choose another `client` algorithm.",
+        )
     if algorithm.needs_all_clients and cohort_size < population:
         raise ConfigurationError(
             f"`{name}` needs all {population} clients in each round, and"
@@ -51,6 +56,12 @@ def _check_part(
         raise ConfigurationError(
             f"`{name}` needs the same number of local steps of all clients, and `local_epochs` was given.",
             "Give `local_steps` instead.",
+        )
+    if algorithm.needs_anchor_gradient and federation.work.accumulate > 1:
+        raise ConfigurationError(
+            f"`{name}` compares each step's gradient with that at the global weights, and"
+            f" `accumulate_grad_batches={federation.work.accumulate}` makes a step of several minibatches.",
+            "Use `accumulate_grad_batches=1` and a larger `batch_size`.",
         )
     if algorithm.needs_constant_lr and (reason := _varying_lr(federation)) is not None:
         raise ConfigurationError(

@@ -1,5 +1,8 @@
 """Errors a user can act upon."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class ConfigurationError(ValueError):
     """Bad input, found before any work starts.
@@ -25,6 +28,16 @@ def choices(names: object) -> str:
     '`a`, `b`'
     """
     return ", ".join(f"`{name}`" for name in sorted(map(str, names)))  # type: ignore[call-overload]
+
+
+def instead_of(name: str, allowed: Iterable[str]) -> str:
+    """What to write instead of a name that does not exist, as a sentence: the nearest one, or any of those there are.
+
+    >>> instead_of("max_round", ["max_rounds", "seed"]), instead_of("qqq", ["max_rounds", "seed"])
+    ('Write `max_rounds` if that was meant.', 'Choose among `max_rounds`, `seed`.')
+    """
+    near = difflib.get_close_matches(str(name), known := list(allowed), n=1)
+    return f"Write `{near[0]}` if that was meant." if near else f"Choose among {choices(known)}."
 
 
 class ClientError(RuntimeError):

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import torch
 from lightning import LightningModule
 from torch.utils.data import Dataset
 
@@ -18,29 +17,34 @@ from lightning_feddua.aggregation.faults import check_history
 from lightning_feddua.aggregation.simulation import Simulation
 from lightning_feddua.aggregation.update import RoundUpdate
 from lightning_feddua.aggregation.workspace import Workspace
+from lightning_feddua.argument_names import check_names
 from lightning_feddua.callbacks.defaults import all_callbacks, saves
 from lightning_feddua.callbacks.hooks import Hooks
+from lightning_feddua.callbacks.rescue import rescue
+from lightning_feddua.callbacks.stopping import has_all_rounds, leave_if_told, tell_why
 from lightning_feddua.checkpoints import Found, find_checkpoint, finish_loggers, identity, restore, start_loggers
-from lightning_feddua.checks import check_instance
 from lightning_feddua.clients import LocalTraining
 from lightning_feddua.compatibility import check_algorithm, check_unequal
-from lightning_feddua.data.module import FederatedDataModule
-from lightning_feddua.host.evaluation import Stage
-from lightning_feddua.host.federation import Federation, as_datamodule
-from lightning_feddua.launch.fabric import leave, make_fabric
+from lightning_feddua.data.module import FederatedDataModule, as_datamodule
+from lightning_feddua.errors import ConfigurationError
+from lightning_feddua.host.federation import Federation
+from lightning_feddua.host.sanity_check import sanity_check
+from lightning_feddua.launch.fabric import make_fabric, precision_name
 from lightning_feddua.launch.launcher import Launcher
 from lightning_feddua.launch.preemption import Preemption
-from lightning_feddua.launch.run_folders import open_run_dir
-from lightning_feddua.loop_attributes import LoopAttributes
-from lightning_feddua.metric_names import LAST_ITERATE, validation_names
+from lightning_feddua.launch.run_folders import open_run_dir, temporary_run_dir
+from lightning_feddua.lightning_names import is_module
+from lightning_feddua.loop_evaluation import LoopEvaluation
+from lightning_feddua.metric_names import LAST_ITERATE
 from lightning_feddua.run import Run
 from lightning_feddua.sampling import check_cohort
 from lightning_feddua.servers import FedDuAdagrad
-from lightning_feddua.settings import RunSettings, documents, takes
+from lightning_feddua.settings import RunSettings
+from lightning_feddua.signatures import documents, takes
 
 
 @documents(RunSettings)
-class FederatedLoop(LoopAttributes):
+class FederatedLoop(LoopEvaluation):
     """Trains a LightningModule over many clients, on one device or many.
 
     Each round a cohort of clients is dealt to the ranks; every rank trains its clients with the module's own optimizer,
@@ -62,15 +66,17 @@ class FederatedLoop(LoopAttributes):
 
     @takes(RunSettings)
     def __init__(self, **arguments: Any) -> None:
+        check_names(arguments, (one.name for one in fields(RunSettings)))
         self.settings = settings = RunSettings(**arguments)
         self.server = settings.server or FedDuAdagrad()
         self.client = settings.client or LocalTraining()
         self.client.check_server(self.server)
         self.backend = settings.backend or Simulation()
-        self.callbacks = all_callbacks(settings, self.server)
+        self.callbacks = self._given_callbacks = all_callbacks(settings, self.server)
         self.fabric = make_fabric(settings)
         self.run = Run(self.out_dir)
         self.identity: dict[str, Any] = {}
+        self.client_metrics = {}
         self._federation: Federation | None = None
         self._elsewhere: dict[str, Any] = {}
         self._hooks = Hooks([])
@@ -85,7 +91,8 @@ class FederatedLoop(LoopAttributes):
     ) -> None:
         """Run all rounds. The model holds the final global weights afterwards.
 
-        A run that saves itself heeds SIGTERM: it finishes the round, saves, and ends the process with code 143.
+        A run that saves itself heeds SIGTERM: it finishes the round, saves, and ends the process with code 143. So it
+        does on Ctrl-C, and raises KeyboardInterrupt; a second Ctrl-C ends it at once.
 
         Args:
             model: any LightningModule.
@@ -96,49 +103,41 @@ class FederatedLoop(LoopAttributes):
         """
         self._launch(self._fit, model, as_datamodule(datamodule), ckpt_path)
 
-    def validate(
-        self, model: LightningModule, datamodule: FederatedDataModule, per_client: bool = False
-    ) -> dict[str, float]:
-        """Metrics of the model's ``validation_step`` on the data module's validation data.
-
-        Args:
-            model: the model.
-            datamodule: the data.
-            per_client: validate on each client's own data instead, and return the mean, the standard deviation and the
-                mean of the worst tenth over clients, as ``name/mean``, ``name/std`` and ``name/worst_decile``.
-        """
-        stage: Stage | Literal["clients"] = "clients" if per_client else "validation"
-        return self._launch(self._evaluate, model, as_datamodule(datamodule), stage)
-
-    def test(self, model: LightningModule, datamodule: FederatedDataModule) -> dict[str, float]:
-        """Metrics of the model's ``test_step`` on the data module's test data."""
-        return self._launch(self._evaluate, model, as_datamodule(datamodule), "test")
-
     def _fit(self, model: LightningModule, datamodule: FederatedDataModule, ckpt_path: str | Path | None) -> None:
-        self._hooks = Hooks(self.callbacks)
         found = find_checkpoint(self.fabric, self.out_dir, ckpt_path)
         self.run = run = Run(self.out_dir)
         with ExitStack() as stack:
-            federation = Federation(self.fabric, model, datamodule, "fit", self.seed, self.channels_last)
+            federation = Federation(self.fabric, model, datamodule, self.settings, "fit", self._take_callbacks)
             self._federation = stack.enter_context(federation)
             self._set_up(federation, found)
+            if has_all_rounds(self, found):
+                return
             existing = None if found is None else found.run_dir
-            run.folder = stack.enter_context(open_run_dir(self.fabric, self.out_dir, existing))
-            self._preemption = stack.enter_context(Preemption(saves(self.callbacks)))
+            folder = open_run_dir(self.fabric, self.out_dir, existing)
+            run.folder = stack.enter_context(temporary_run_dir(self.fabric) if self.fast_dev_run else folder)
+            self._preemption = stack.enter_context(Preemption(saves(self.callbacks), self.fabric.is_global_zero))
+            federation.view.received = lambda: self._preemption.requested
             start_loggers(self.fabric, federation, run)
+            federation.view.run = run
             try:
                 self._call("on_fit_start")
-                federation.module.on_fit_start()
+                federation.callbacks.hook("on_fit_start")
+                if found is None and self.validate_every:
+                    sanity_check(federation, self.num_sanity_val_steps, run.known_weights)
                 for round in range(len(run.history), self.max_rounds):
                     self._run_round(round, federation)
                     if run.stop_reason is not None:
-                        leave(self.fabric, len(run.history))
-                federation.module.on_fit_end()
+                        leave_if_told(self)
+                        break
+                federation.callbacks.hook("on_fit_end")
                 self._call("on_fit_end")
                 finish_loggers(self.fabric, "success")
+                tell_why(self)
             except BaseException as exception:
                 federation.restore(run.known_weights)
+                rescue(self, exception)
                 run.recover(self.server.adaptive)
+                federation.callbacks.call("on_exception", exception)
                 self._call("on_exception", exception=exception)
                 finish_loggers(self.fabric, "failed")
                 raise
@@ -147,7 +146,7 @@ class FederatedLoop(LoopAttributes):
         """Check everything, make what a run needs, and bring it to the state of a checkpoint, if any."""
         run, population = self.run, len(federation.client_ids)
         size = self.sampler.size(population)
-        federation.configure_optimizers(self.settings)
+        federation.configure_optimizers()
         check_algorithm(self.client, federation, size or 0, self.local_steps, self.engine)
         transforms = self.settings.all_transforms()
         for transform in transforms:
@@ -160,9 +159,8 @@ class FederatedLoop(LoopAttributes):
         self.server.reset()
         self.server.set_up(federation.parameters.layout(federation.module), self.compile)
         # What is meant by a fraction of the clients, or by a precision's other name.
-        precision = str(self.fabric.strategy.precision.precision)
         cohort = None if self.settings.sampler is not None else size
-        settings = replace(self.settings, clients_per_round=cohort, precision=precision)
+        settings = replace(self.settings, clients_per_round=cohort, precision=precision_name(self.fabric))
         if saves(self.callbacks) or found is not None:
             self.identity = identity(settings, self.server, self.client, federation)
         self.backend.set_up(Training(federation, self.client, settings, transforms, run.weights, run.workspace))
@@ -176,27 +174,33 @@ class FederatedLoop(LoopAttributes):
     def _run_round(self, round: int, federation: Federation) -> None:
         start = time.perf_counter()
         run = self.run
-        run.round = federation.view.current_round = round
+        run.round = round
+        federation.view.start_round(round)
         cohort = self._sample(round, len(federation.client_ids))
         self._call("on_round_start", round=round, cohort=cohort)
 
         run.drop_average()
         events = self._hooks.client_events(self, round)
         with federation.training(run.known_weights):
-            update = self.backend.run(round, cohort, events, lambda: self._preemption.requested)
+            update = self.backend.run(round, cohort, events, self._wants_to_stop)
+        run.is_whole = False
         self._step(update, federation)
 
         row = run.row_of(update, len(cohort) - update.clients if self.on_client_error == "skip" else None)
+        federation.view.take_round(row)
         if self.validate_every and ((round + 1) % self.validate_every == 0 or round + 1 == self.max_rounds):
-            row.update(self._validate(federation, update.metrics))
+            row.update(self._validate(federation))
+        if update.clients:
+            federation.schedules.end_round(round, self.validate_every, update.metrics, row)
         row["seconds"] = time.perf_counter() - start
         run.history.append(row)
-        federation.view.round_metrics = {name: torch.tensor(value) for name, value in row.items()}
+        federation.view.take_round(row)
         self.fabric.log_dict({name: value for name, value in row.items() if name != "round"}, step=round)
-        # A signal after the all-reduce is for the next one, unless there is nobody to agree with.
-        if self.backend.stop or (self.fabric.world_size == 1 and self._preemption.requested):
-            run.stop_reason = "SIGTERM"
+        # What all ranks know by now; on anything later they agree after the user's callbacks.
+        if self.backend.stop or (self.fabric.world_size == 1 and self._wants_to_stop()):
+            run.stop_reason = "asked for"
         self._call("on_round_end", round=round)
+        run.is_whole = True
         check_history(run.history)
 
     def _step(self, update: RoundUpdate, federation: Federation) -> None:
@@ -218,26 +222,21 @@ class FederatedLoop(LoopAttributes):
         federation.restore(weights)
         self._hooks.call("on_aggregate_end", after=self.server, loop=self, update=update)
 
-    def _validate(self, federation: Federation, training: Mapping[str, float]) -> dict[str, float]:
+    def _validate(self, federation: Federation) -> dict[str, float]:
         """Metrics of the global model: of the average of the last two iterates where the step is adaptive."""
         run, last = self.run, dict[str, float]()
         if run.average is not None:
-            last = federation.evaluate("validation")
-            federation.parameters.load(run.average)
+            # Only what is validated counts for what the module keeps, such as its best accuracy.
+            with federation.callbacks.muted(), federation.hidden_state.undone():
+                last = federation.evaluate("validation")
+            federation.restore(run.average)
         self._call("on_validation_start")
-        metrics = validation_names(federation.evaluate("validation"), training, run.history)
-        last = validation_names(last, training, run.history)
-        metrics |= {f"{LAST_ITERATE}/{name}": value for name, value in last.items()}
+        metrics = run.columns.validation(federation.evaluate("validation"))
+        metrics |= {f"{LAST_ITERATE}/{name}": value for name, value in run.columns.validation(last).items()}
         self._call("on_validation_end", metrics=metrics)
+        federation.buffers.take()
         federation.restore(self.run.known_weights)
         return metrics
-
-    def _evaluate(
-        self, model: LightningModule, datamodule: FederatedDataModule, stage: Stage | Literal["clients"]
-    ) -> dict[str, float]:
-        setup: Literal["validate", "test"] = "test" if stage == "test" else "validate"
-        with Federation(self.fabric, model, datamodule, setup, self.seed, self.channels_last) as federation:
-            return federation.evaluate_clients() if stage == "clients" else federation.evaluate(stage)
 
     def _sample(self, round: int, population: int) -> list[int]:
         return check_cohort(self.sampler, self.sampler.sample(self.seed, round, population), population)
@@ -246,5 +245,6 @@ class FederatedLoop(LoopAttributes):
         self._hooks.call(hook, loop=self, **arguments)
 
     def _launch(self, function: Callable[..., Any], model: LightningModule, *arguments: Any) -> Any:
-        check_instance("model", model, LightningModule)
+        if not is_module(model):
+            raise ConfigurationError(f"The model is `{model!r:.100}`.", "Give an instance of `LightningModule`.")
         return self._launcher.call(function, model, *arguments)

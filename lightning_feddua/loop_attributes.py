@@ -12,10 +12,15 @@ from torch import Tensor
 
 from lightning_feddua.aggregation.backend import Backend
 from lightning_feddua.aggregation.client_states import ClientStates
+from lightning_feddua.callbacks import FederatedCallback
+from lightning_feddua.callbacks.defaults import all_callbacks
+from lightning_feddua.callbacks.hooks import Hooks
+from lightning_feddua.callbacks.lightning import to_call
 from lightning_feddua.checkpoints.state import results_of, take_results
 from lightning_feddua.clients import LocalTraining
 from lightning_feddua.data.module import FederatedDataModule
 from lightning_feddua.host.federation import Federation
+from lightning_feddua.launch.preemption import Preemption
 from lightning_feddua.run import Run
 from lightning_feddua.sampling import ClientSampler, UniformSampler
 from lightning_feddua.servers import Server
@@ -31,7 +36,12 @@ class LoopAttributes:
     server: Server
     client: LocalTraining
     identity: dict[str, Any]
+    # The metrics of each client in the last validation per client, by the client's name.
+    client_metrics: dict[str, dict[str, float]]
     _federation: Federation | None
+    _given_callbacks: list[FederatedCallback]
+    _hooks: Hooks
+    _preemption: Preemption
     # What forked ranks, whose federation this process has never seen, have told of it.
     _elsewhere: dict[str, Any]
 
@@ -50,10 +60,23 @@ class LoopAttributes:
         else:
             self.settings = replace(self.settings, **{name: value})
 
+    def _take_callbacks(self, configured: list[Any]) -> tuple[list[Any], list[Any]]:
+        """Use the loop's callbacks with those of a module, and tell which of Lightning's to call, and all there are."""
+        given = self._given_callbacks
+        callbacks = all_callbacks(self.settings, self.server, configured) if configured else given
+        vars(self)["callbacks"] = callbacks
+        self._hooks = Hooks(callbacks)
+        return to_call(callbacks)
+
+    def _wants_to_stop(self) -> bool:
+        """Whether this rank wants the run to end after this round."""
+        return self._preemption.requested or self._preemption.interrupted or self.run.stop_request is not None
+
     def _results(self) -> dict[str, Any]:
         """What a loop knows after a call, besides the model."""
         shown: dict[str, Any] = {"engine_note": self.engine_note, "cohort_size": self.cohort_size}
         shown["client_ids"] = [str(name) for name in self.client_ids]
+        shown["client_metrics"] = self.client_metrics
         run = {"folder": str(self.run.folder), "run": self.run.state_dict()}
         return {**run, "parts": results_of(self), "shown": shown, "identity": self.identity}  # type: ignore[arg-type]
 
@@ -62,6 +85,7 @@ class LoopAttributes:
         self.run = Run(Path(results["folder"]))
         self.run.load_state_dict(results["run"])
         self.identity, self._elsewhere = results["identity"], results["shown"]
+        self.client_metrics = self._elsewhere["client_metrics"]
         take_results(self, results["parts"])  # type: ignore[arg-type]
 
     @property
@@ -114,13 +138,25 @@ class LoopAttributes:
         self.run.eta_g = eta_g
 
     @property
+    def should_stop(self) -> bool:
+        """Whether the run is to end after this round. Set it from any callback, on any rank, to end the run in order.
+
+        Callbacks see ``on_fit_end``, the run is saved, and ``fit`` returns. It can be resumed.
+        """
+        return self.run.stop_request is not None or self.stopping
+
+    @should_stop.setter
+    def should_stop(self, stop: bool) -> None:
+        self.run.stop_request = "`should_stop` was set" if stop else None
+
+    @property
     def stopping(self) -> bool:
-        """Whether the run ends after this round."""
+        """Whether the run ends after this round, as far as all ranks know by now."""
         return self.run.stop_reason is not None
 
     @stopping.setter
     def stopping(self, stop: bool) -> None:
-        self.run.stop_reason = "a callback" if stop else None
+        self.should_stop = stop
 
     @property
     def cohort_size(self) -> int | None:

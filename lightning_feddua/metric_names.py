@@ -1,19 +1,23 @@
 """What the name of a metric tells: who writes it, and whether larger is better."""
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar
 
 Mode = Literal["min", "max"]
+T = TypeVar("T")
 
 # Columns of a round's row that the loop writes: counts, and what tells how a round went. Neither is a method's result.
 BOOKKEEPING = frozenset({"round", "clients", "skipped_clients"})
 DIAGNOSTICS = frozenset({"eta_g", "heterogeneity", "seconds"})
 LOOP_COLUMNS = BOOKKEEPING | DIAGNOSTICS
+# The loss that every client returns has a column of its own.
+LOSS = "loss"
 # Prefix of the metrics of w_{t+1}, where the plain names are those of the averaged iterate.
 LAST_ITERATE = "last_iterate"
-# Prefix of a validation metric whose name training logs, too.
+# Prefixes of a metric whose name the other of training and validation has taken.
 VALIDATION = "val"
+TRAINING = "train"
 
 _LARGE_IS_WORSE = frozenset({
     *("loss", "losses", "error", "errors", "err", "cost", "risk", "regret", "deviance", "residual", "residuals"),
@@ -52,20 +56,61 @@ def direction(name: str, mode: Mode | None = None) -> str:
     return f"{name}, {'smaller' if best_mode(name, mode) == 'min' else 'larger'} is better"
 
 
-def validation_names(
-    metrics: Mapping[str, float], training: Mapping[str, float], history: Sequence[Mapping[str, Any]]
-) -> dict[str, float]:
-    """Validation metrics under names of their own: one that training logs too, as ``loss`` is, becomes ``val/loss``.
+class ColumnOwners:
+    """Which columns are training's and which are validation's: each keeps its meaning for a whole run.
 
-    Args:
-        metrics: of validation.
-        training: of the round's training.
-        history: earlier rounds, in which a name may have been given already.
+    A name that both log, as many modules do with ``loss`` and ``acc``, is training's, and validation's is ``val/acc``.
+    Where validation has logged a name for rounds before training does, training's becomes ``train/acc``.
     """
-    return {_own_name(name, training, history): value for name, value in metrics.items()}
+
+    def __init__(self) -> None:
+        # Every client's loss is logged under this name, also where none finished the first round.
+        self._training = {LOSS}
+        self._validation: set[str] = set()
+        # Columns of validation's that are not named as it has logged them.
+        self.renamed: dict[str, str] = {}
+
+    def training(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Training metrics under names of their own."""
+        return _renamed(metrics, TRAINING, self._training, self._validation)
+
+    def validation(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Validation metrics under names of their own."""
+        renamed = _renamed(metrics, VALIDATION, self._validation, self._training)
+        self.renamed |= {name: column for name, column in zip(metrics, renamed, strict=True) if name != column}
+        return renamed
+
+    def as_columns(self, metrics: Mapping[str, T]) -> dict[str, T]:
+        """Validation metrics under the names that :meth:`validation` would give them."""
+        return _renamed(metrics, VALIDATION, set(self._validation), self._training)
+
+    def meant(self, name: str) -> str:
+        """The column that a monitor means: validation's, where training logs the same name, as under Trainer."""
+        iterate = f"{LAST_ITERATE}/" if name.startswith(f"{LAST_ITERATE}/") else ""
+        name = name.removeprefix(iterate)
+        return iterate + self.renamed.get(name, name)
+
+    def is_open(self, name: str) -> bool:
+        """Whether training logs a name, and nobody knows yet whether validation does."""
+        return name in self._training and not self._validation
+
+    def state_dict(self) -> dict[str, Any]:
+        """Whose each name is."""
+        own = {"training": sorted(self._training), "validation": sorted(self._validation)}
+        return {**own, "renamed": dict(self.renamed)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume with the names given so far."""
+        self._training, self._validation = set(state["training"]), set(state["validation"])
+        self.renamed = dict(state.get("renamed", {}))
 
 
-def _own_name(name: str, training: Mapping[str, float], history: Sequence[Mapping[str, Any]]) -> str:
-    own = f"{VALIDATION}/{name}"
-    before: Mapping[str, Any] = next((row for row in reversed(history) if own in row or name in row), {})
-    return own if name in training or own in before else name
+def _renamed(metrics: Mapping[str, T], prefix: str, own: set[str], others: set[str]) -> dict[str, T]:
+    renamed = {}
+    for name, value in metrics.items():
+        column = name
+        while column in others or (column != name and column in metrics):
+            column = f"{prefix}/{column}"
+        renamed[column] = value
+    own.update(renamed)
+    return renamed

@@ -4,10 +4,14 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+# Whose generators there are beside those of NumPy and Python.
+TORCH = "torch"
 
 
 class Purpose(IntEnum):
@@ -44,6 +48,23 @@ def random_state(device: torch.device) -> list[Tensor]:
     """The state of torch's generators that a step on a device draws from."""
     states = [torch.get_rng_state()]
     return states if device.type == "cpu" else [*states, torch.get_device_module(device.type).get_rng_state()]
+
+
+def drawn_from(seed: int, round: int, index: int, purpose: Purpose, device: torch.device) -> list[str]:
+    """Whose generators have been drawn from since they were seeded like this; seeds them like this again."""
+    after = _all_states(device)
+    seed_generators(seed, round, index, purpose, device)
+    return [name for name, state in _all_states(device).items() if state != after[name]]
+
+
+def _all_states(device: torch.device) -> dict[str, Any]:
+    """The states of all global generators, such that they can be compared."""
+    numpy: Any = np.random.get_state()
+    return {
+        TORCH: [state.numpy().tobytes() for state in random_state(device)],
+        "NumPy": (numpy[1].tobytes(), *numpy[2:]),
+        "Python's `random`": random.getstate(),
+    }
 
 
 def set_random_state(device: torch.device, states: list[Tensor]) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lightning_feddua.aggregation.update import RoundUpdate
 from lightning_feddua.aggregation.workspace import Workspace
+from lightning_feddua.metric_names import ColumnOwners
 
 _BORROWER = "the average of the last two iterates"
 
@@ -27,8 +28,12 @@ class Run:
         history: one row for each finished round.
         round: the current round, from 0.
         eta_g: the server's last step.
-        stop_reason: why the run ends after this round, if it does.
+        stop_request: why this rank wants the run to end after this round, if it does.
+        stop_reason: why it does end after this round, if it does; the same on every rank.
+        stop_signal: the signal by which it was ended, if any; the same on every rank.
         workspace: lends the average its memory.
+        columns: whose each name in the history is.
+        is_whole: whether it is still that of the last round's end: until the server's step of the next.
     """
 
     folder: Path
@@ -37,8 +42,12 @@ class Run:
     history: list[dict[str, Any]] = field(default_factory=list)
     round: int = 0
     eta_g: float = 0.0
+    stop_request: str | None = None
     stop_reason: str | None = None
+    stop_signal: int | None = None
     workspace: Workspace | None = None
+    columns: ColumnOwners = field(default_factory=ColumnOwners)
+    is_whole: bool = False
 
     @property
     def known_weights(self) -> Tensor:
@@ -76,7 +85,7 @@ class Run:
             "eta_g": self.eta_g,
             "clients": update.clients,
             "heterogeneity": update.heterogeneity(),
-            **update.metrics,
+            **self.columns.training(update.metrics),
         }
         if not all(map(math.isfinite, (self.eta_g, *update.metrics.values()))):
             rank_zero_warn(
@@ -99,6 +108,7 @@ class Run:
             "history": self.history,
             "round": self.round,
             "eta_g": self.eta_g,
+            "columns": self.columns.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -110,6 +120,8 @@ class Run:
         self.history = state["history"]
         self.round = state.get("round", len(self.history))
         self.eta_g = state.get("eta_g", 0.0)
+        if "columns" in state:
+            self.columns.load_state_dict(state["columns"])
 
 
 def _into(known: Tensor | None, saved: Tensor | None) -> Tensor | None:

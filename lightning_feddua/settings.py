@@ -1,27 +1,34 @@
 """Every argument of the loop: its default, its check, and whether it decides the result of a run."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
-from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import Any, Literal
 
+from lightning import Callback
+from lightning.fabric.accelerators import Accelerator
 from lightning.fabric.loggers import Logger
+from lightning.fabric.plugins import Precision
+from lightning.fabric.strategies import Strategy
 
 from lightning_feddua.aggregation.backend import Backend
 from lightning_feddua.aggregation.transforms import ClipUpdateNorm, UpdateTransform
 from lightning_feddua.callbacks import FederatedCallback
+from lightning_feddua.callbacks.lightning import is_callback
 from lightning_feddua.checks import (
+    check_batches,
     check_choice,
+    check_cohort_size,
     check_flag,
+    check_flag_or_count,
     check_instance,
-    check_number,
     check_positive,
     check_whole,
 )
 from lightning_feddua.clients import LocalTraining
-from lightning_feddua.engines.base import AUTO, Engine, LocalWork, find_engine
+from lightning_feddua.engines.base import AUTO, Clipping, Engine, LocalWork, find_engine
 from lightning_feddua.errors import ConfigurationError
 from lightning_feddua.sampling import ClientSampler
 from lightning_feddua.servers import Server
@@ -61,16 +68,32 @@ def _each(kind: type) -> Check:
     return check
 
 
-def _cohort(name: str, value: Any) -> None:
-    check_number(name, value)
-    if isinstance(value, float):
-        if not 0 < value <= 1:
+def _callbacks(name: str, value: Any) -> None:
+    for one in value if isinstance(value, list | tuple) else [value]:
+        if not is_callback(one):
             raise ConfigurationError(
-                f"`{name}={value}` is not a fraction of the clients.",
-                "Give a float in (0, 1], a whole number of clients, or None for all.",
+                f"The callback is `{one!r:.100}`.",
+                "Give a `FederatedCallback` or a `Callback` of Lightning's.",
             )
-    elif value < 1:
-        raise ConfigurationError(f"`{name}={value}` is less than 1.", "Choose at least one client.")
+
+
+def _loggers(name: str, value: Any) -> None:
+    for one in value if isinstance(value, list | tuple) else [value]:
+        # Loggers have no base class that is the same in all of Lightning's packages.
+        if isinstance(one, type) or not hasattr(one, "log_metrics"):
+            raise ConfigurationError(
+                f"The logger is `{one!r:.100}`.",
+                "Give a logger of Fabric's or Lightning's, or leave `loggers` out; `metrics.csv` is always written.",
+            )
+
+
+def _of_fabric(kind: type) -> Check:
+    def check(name: str, value: Any) -> None:
+        if not isinstance(value, str | int | kind):
+            problem = f"Fabric does not take the {name} `{type(value).__module__}.{type(value).__name__}`."
+            raise ConfigurationError(problem, f"Give Fabric's, from `{kind.__module__.rpartition('.')[0]}`.")
+
+    return check
 
 
 def _engine(name: str, value: Any) -> None:
@@ -88,12 +111,20 @@ class RunSettings:
         max_rounds: the number of rounds.
         clients_per_round: how many clients take part in a round; a fraction of them if a float; all if None.
         sampler: who takes part in a round, in place of ``clients_per_round``.
-        local_steps: the number of local steps of each client. Exactly one of this and ``local_epochs`` is given.
+        local_steps: the number of optimizer steps of each client. Exactly one of this and ``local_epochs`` is given.
         local_epochs: the number of passes of each client over its data.
+        accumulate_grad_batches: the number of minibatches whose gradients are added up for one optimizer step. With
+            ``local_steps``, a client reads so many for each step; with ``local_epochs``, the last step of a pass may
+            have fewer, as in Trainer.
+        limit_train_batches: the number of minibatches in a pass of a client, or the fraction of them if a float, as in
+            Trainer, but at least one; None for all. Needs ``local_epochs``.
         client_weights: ``"uniform"``, or ``"samples"`` to weight clients by their number of samples, in the mean update
             and in FedDuA's norms alike.
         gradient_clip_val: the largest global norm of a local gradient; None for no clipping.
-        local_lr_decay: multiplies the module's learning rates in each round after the first.
+        gradient_clip_algorithm: ``"norm"``, which is the default, or ``"value"``, with which ``gradient_clip_val`` is
+            the largest absolute value of each element.
+        local_lr_decay: multiplies the module's learning rates in each round after the first. It acts when an optimizer
+            steps, so that schedulers and hooks may write rates in any way.
         engine: how a rank runs its clients: ``"sequential"``, one after another, bit for bit as Trainer would;
             ``"vectorized"``, many in one vmapped step; ``"auto"``, whichever a few trial steps show to be faster; or
             an engine of your own, by its registered name or its import path.
@@ -112,34 +143,47 @@ class RunSettings:
             FedDuA's norms alike; None for no clipping.
         transforms: change the clients' updates before they are summed, or the round's update after that.
         validate_every: validate after every so many rounds and after the last; 0 for never.
-        checkpoint_every: save the run after every so many rounds and after the last; None for never. A
+        limit_val_batches: the number of batches in a validation, or the fraction of them if a float; 0 for no
+            validation, None for all.
+        num_sanity_val_steps: the number of batches that are validated before the first round, so that an error shows
+            before any work; nothing of it remains. 0 for none, -1 for all.
+        fast_dev_run: try everything once: one round, one local step or minibatch per pass, one batch of validation;
+            or so many of each. Nothing is saved or logged, and no folder is left behind.
+        enable_checkpointing: whether the run saves ``last.ckpt`` in its folder when it ends or is interrupted.
+        checkpoint_every: save it after every so many rounds as well. A
             :class:`~lightning_feddua.callbacks.Checkpoint` among the callbacks can also keep the best rounds.
         out_dir: where runs are kept; each gets a folder ``version_N`` of its own.
         seed: of cohorts, minibatches and everything random in local steps.
         backend: where clients train; on the ranks of this run by default.
-        accelerator: as in Fabric.
-        strategy: as in Fabric; ``"ddp"`` and its variants.
+        accelerator: as in Fabric, by name or as an object.
+        strategy: as in Fabric; ``"ddp"`` and its variants, or such a strategy as an object.
         devices: as in Fabric; under torchrun, the processes it started.
         num_nodes: as in Fabric.
-        precision: as in Fabric.
+        precision: as in Fabric, by name or as a plugin.
         timeout: seconds that ranks wait for each other in an exchange, the longest difference in their local training
-            included. Then an error names those that are missing.
-        callbacks: a callback or a list of them.
+            included. Then an error names those that are missing. A strategy given as an object keeps its own, unless
+            this is given too.
+        callbacks: a callback or a list of them, of this package or of Lightning.
         loggers: Fabric or Lightning loggers; ``metrics.csv`` is written in any case.
         tensorboard: whether to log metrics, η_g, the norms of clients' updates and the recipe for TensorBoard;
             ``tensorboard --logdir runs`` shows them during the run.
         enable_progress_bar: whether to print a header and the progress.
+        log_clients: whether to write ``clients.csv``: a line for each client of each round, with its number of samples
+            and what it has logged in training.
     """
 
     server: Server | None = argument(None, _a(Server), fixed=True)
     client: LocalTraining | None = argument(None, _a(LocalTraining), fixed=True)
     max_rounds: int = argument(500, _whole(0), decides=False)
-    clients_per_round: int | float | None = argument(None, _cohort)
+    clients_per_round: int | float | None = argument(None, check_cohort_size)
     sampler: ClientSampler | None = argument(None, _a(ClientSampler))
     local_steps: int | None = argument(None, _whole(1))
     local_epochs: int | None = argument(None, _whole(1))
+    accumulate_grad_batches: int = argument(1, _whole(1))
+    limit_train_batches: int | float | None = argument(None, partial(check_batches, least=1))
     client_weights: Literal["uniform", "samples"] = argument("uniform", _one_of("uniform", "samples"))
     gradient_clip_val: float | None = argument(None, check_positive)
+    gradient_clip_algorithm: Literal["norm", "value"] | None = argument(None, _one_of("norm", "value"))
     local_lr_decay: float = argument(1.0, check_positive)
     # A checkpoint remembers the engine that "auto" has chosen.
     engine: str | type[Engine] = argument("auto", _engine, decides=False)
@@ -151,22 +195,27 @@ class RunSettings:
     max_update_norm: float | None = argument(None, check_positive)
     transforms: list[UpdateTransform] | None = argument(None, _each(UpdateTransform))
     validate_every: int = argument(1, _whole(0), decides=False)
+    limit_val_batches: int | float | None = argument(None, partial(check_batches, least=0), decides=False)
+    num_sanity_val_steps: int = argument(2, _whole(-1), decides=False)
+    fast_dev_run: bool | int = argument(False, check_flag_or_count, decides=False, fixed=True)
+    enable_checkpointing: bool = argument(True, check_flag, decides=False, fixed=True)
     checkpoint_every: int | None = argument(None, _whole(1), decides=False, fixed=True)
     out_dir: str | Path = argument("runs", decides=False)
     seed: int = argument(0, _whole(0))
     backend: Backend | None = argument(None, _a(Backend), decides=False, fixed=True)
-    accelerator: str = argument("auto", decides=False, fixed=True)
-    strategy: str = argument("auto", decides=False, fixed=True)
+    accelerator: str | Accelerator = argument("auto", _of_fabric(Accelerator), decides=False, fixed=True)
+    strategy: str | Strategy = argument("auto", _of_fabric(Strategy), decides=False, fixed=True)
     devices: int | list[int] | str = argument("auto", decides=False, fixed=True)
     num_nodes: int = argument(1, _whole(1), decides=False, fixed=True)
-    precision: str = argument("32-true", fixed=True)
+    precision: str | Precision = argument("32-true", fixed=True)
     timeout: float = argument(1800.0, check_positive, decides=False, fixed=True)
-    callbacks: FederatedCallback | Sequence[FederatedCallback] | None = argument(
-        None, _each(FederatedCallback), decides=False, fixed=True
+    callbacks: FederatedCallback | Callback | Sequence[FederatedCallback | Callback] | None = argument(
+        None, _callbacks, decides=False, fixed=True
     )
-    loggers: Logger | list[Logger] | None = argument(None, decides=False, fixed=True)
+    loggers: Logger | list[Logger] | None = argument(None, _loggers, decides=False, fixed=True)
     tensorboard: bool = argument(False, check_flag, decides=False, fixed=True)
     enable_progress_bar: bool = argument(True, check_flag, decides=False, fixed=True)
+    log_clients: bool = argument(False, check_flag, decides=False, fixed=True)
 
     def __post_init__(self) -> None:
         if isinstance(self.transforms, tuple | list | UpdateTransform):
@@ -179,11 +228,18 @@ class RunSettings:
             if check is not None and value is not None:
                 check(one.name, value)
         if (self.local_steps is None) == (self.local_epochs is None):
-            both = f"both `local_steps={self.local_steps}` and `local_epochs={self.local_epochs}`"
+            both = f"Both `local_steps={self.local_steps}` and `local_epochs={self.local_epochs}` are given."
             raise ConfigurationError(
-                f"The amount of local training is unclear: {'neither' if self.local_steps is None else both} of"
-                " `local_steps` and `local_epochs` given.",
+                "Neither `local_steps` nor `local_epochs` is given." if self.local_steps is None else both,
                 "Give exactly one of the two.",
+            )
+        if self.fast_dev_run:
+            self._shorten(int(self.fast_dev_run))
+        elif self.limit_train_batches is not None and self.local_epochs is None:
+            raise ConfigurationError(
+                f"`limit_train_batches={self.limit_train_batches}` shortens a client's passes over its data, and"
+                f" `local_steps={self.local_steps}` counts steps.",
+                "Give `local_epochs` instead of `local_steps`, or leave `limit_train_batches` out.",
             )
         if self.sampler is not None and self.clients_per_round is not None:
             raise ConfigurationError(
@@ -191,9 +247,31 @@ class RunSettings:
                 "Give one of the two.",
             )
 
-    def local_work(self, batch_size: int) -> LocalWork:
+    def _shorten(self, count: int) -> None:
+        """The settings of a run that tries everything a few times, and keeps nothing."""
+        shorter: dict[str, Any] = {"max_rounds": count, "limit_val_batches": count, "num_sanity_val_steps": 0}
+        shorter |= {"validate_every": 1, "checkpoint_every": None, "loggers": None, "tensorboard": False}
+        if self.local_epochs is None:
+            shorter |= {"local_steps": count, "limit_train_batches": None}
+        else:
+            shorter |= {"local_epochs": 1, "limit_train_batches": count}
+        for name, value in shorter.items():
+            object.__setattr__(self, name, value)
+
+    def local_work(self, batch_size: int, drop_last: bool = False) -> LocalWork:
         """How much a client does in a round."""
-        return LocalWork(self.local_steps, self.local_epochs, batch_size, self.gradient_clip_val)
+        value, algorithm = self.gradient_clip_val, self.gradient_clip_algorithm or "norm"
+        clip = None if value is None else Clipping(value, algorithm)
+        limit, accumulate = self.limit_train_batches, self.accumulate_grad_batches
+        return LocalWork(self.local_steps, self.local_epochs, batch_size, clip, accumulate, limit, drop_last)
+
+    def of_trainer(self) -> dict[str, Any]:
+        """What Trainer has under the same names, as Trainer has it; and the number of rounds."""
+        same = ("max_rounds", "gradient_clip_val", "gradient_clip_algorithm", "accumulate_grad_batches", "fast_dev_run")
+        limits = {name: getattr(self, name) for name in ("limit_train_batches", "limit_val_batches")}
+        sanity = math.inf if self.num_sanity_val_steps == -1 else self.num_sanity_val_steps
+        values = {name: getattr(self, name) for name in same} | {"num_sanity_val_steps": sanity}
+        return values | {name: 1.0 if value is None else value for name, value in limits.items()}
 
     def all_transforms(self) -> list[UpdateTransform]:
         """The transforms, with that of ``max_update_norm`` before them."""
@@ -214,30 +292,3 @@ def _may_be_none(annotation: Any) -> bool:
 
 
 FIXED = frozenset(one.name for one in fields(RunSettings) if one.metadata["fixed"])
-
-P = ParamSpec("P")
-Owner = TypeVar("Owner")
-
-
-def takes(settings: Callable[P, Any]) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
-    """Give a constructor, for type checkers, editors and ``help``, the arguments of another class."""
-
-    def decorate(function: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
-        own = Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)
-        parameters = [own, *signature(settings).parameters.values()]
-        function.__signature__ = Signature(parameters, return_annotation=None)  # type: ignore[attr-defined]
-        return function
-
-    return decorate
-
-
-def documents(settings: type) -> Callable[[type[Owner]], type[Owner]]:
-    """Put the arguments of another class into a class's docstring, before its example."""
-
-    def decorate(owner: type[Owner]) -> type[Owner]:
-        text, example, rest = (owner.__doc__ or "").partition("    Example:")
-        arguments = (settings.__doc__ or "").partition("\n\n")[2].rstrip()
-        owner.__doc__ = f"{text}{arguments}\n\n{example}{rest}"
-        return owner
-
-    return decorate

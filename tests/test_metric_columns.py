@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from lightning_feddua import FedAvg, FedDuAdagrad
-from lightning_feddua.metric_names import LOOP_COLUMNS, validation_names
+from lightning_feddua.metric_names import LOOP_COLUMNS, ColumnOwners
 from tests.modules import Classifier
 
 
@@ -51,9 +51,43 @@ def test_the_last_iterate_too(make_loop, clients):
 
 def test_a_name_stays_what_it_was():
     """Also where training does not log it in each round."""
-    assert validation_names({"loss": 1.0}, {"loss": 2.0}, []) == {"val/loss": 1.0}
-    assert validation_names({"loss": 1.0}, {}, [{"loss": 2.0, "val/loss": 1.0}, {"eta_g": 1.0}]) == {"val/loss": 1.0}
-    assert validation_names({"val_loss": 1.0}, {"loss": 2.0}, [{"val_loss": 1.0}]) == {"val_loss": 1.0}
+    columns = ColumnOwners()
+    # No client has finished the first round, so that there is no training loss yet.
+    assert columns.validation({"loss": 1.0, "acc": 1.0}) == {"val/loss": 1.0, "acc": 1.0}
+    resumed = ColumnOwners()
+    resumed.load_state_dict(columns.state_dict())
+    for owners in (columns, resumed):
+        assert owners.training({"loss": 2.0, "acc": 2.0, "mae": 2.0}) == {"loss": 2.0, "train/acc": 2.0, "mae": 2.0}
+        assert owners.validation({"loss": 1.0, "acc": 1.0}) == {"val/loss": 1.0, "acc": 1.0}
+        assert owners.validation({"mae": 1.0, "val_loss": 1.0}) == {"val/mae": 1.0, "val_loss": 1.0}
+
+
+def test_no_value_takes_the_place_of_another():
+    assert ColumnOwners().validation({"loss": 1.0, "val/loss": 2.0}) == {"val/val/loss": 1.0, "val/loss": 2.0}
+
+
+class Late(Classifier):
+    """Logs `acc` in training from the second round on."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        if self.trainer.current_round:
+            self.log("acc", torch.tensor(2.0))
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        self.log("acc", torch.tensor(1.0))
+
+
+def test_a_column_is_never_both(make_loop, clients):
+    loop = make_loop(server=FedAvg(), max_rounds=3, engine="sequential")
+    loop.fit(Late(), clients)
+    assert [row["acc"] for row in loop.history] == [1.0] * 3
+    assert [row.get("train/acc") for row in loop.history] == [None, 2.0, 2.0]
+    resumed = make_loop(server=FedAvg(), max_rounds=4, engine="sequential")
+    resumed.fit(Late(), clients, loop.run_dir / "last.ckpt")
+    assert resumed.history[-1]["acc"] == 1.0
+    assert resumed.history[-1]["train/acc"] == 2.0
 
 
 def test_the_columns_of_the_loop_are_known_by_their_names(make_loop, clients):

@@ -5,15 +5,19 @@ from pathlib import Path
 
 import datasets
 import jsonargparse
+import lightning.pytorch
 import pytest
+import pytorch_lightning
 import torch
-from lightning import LightningDataModule, LightningModule
+from lightning import LightningDataModule, LightningModule, Trainer
 from lightning.fabric import Fabric
 from lightning.fabric.accelerators import CPUAccelerator
 from lightning.fabric.loggers import CSVLogger, TensorBoardLogger
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.fabric.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.demos.boring_classes import BoringModel
+from pytorch_lightning import Trainer as OtherTrainer
+from pytorch_lightning.demos.boring_classes import BoringModel as OtherBoringModel
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torchmetrics import MeanMetric
 
@@ -45,6 +49,14 @@ def test_the_timeout_of_a_strategy_reaches_its_process_group(monkeypatch):
     monkeypatch.setattr("lightning.fabric.strategies.ddp._init_dist_connection", lambda *a, **k: found.update(k))
     strategy.setup_environment()
     assert found["timeout"] == timedelta(seconds=7)
+
+
+@pytest.mark.parametrize("package", [lightning.pytorch, pytorch_lightning])
+def test_when_a_model_checkpoint_saves(package):
+    kind = package.callbacks.ModelCheckpoint
+    assert _private.checkpoint_triggers(kind()) == (0, None)
+    assert _private.checkpoint_triggers(kind(every_n_train_steps=3)) == (3, None)
+    assert _private.checkpoint_triggers(kind(train_time_interval=timedelta(1))) == (0, timedelta(1))
 
 
 def test_the_trainer_of_a_module_can_be_asked_for_when_there_is_none():
@@ -93,17 +105,19 @@ def test_the_name_of_hyperparameters():
     assert _private.hparams_name(BoringModel()) is None
 
 
-def test_optimizers_and_schedulers_are_parsed():
-    module = BoringModel()
+@pytest.mark.parametrize("boring_model", [BoringModel, OtherBoringModel])
+def test_optimizers_and_schedulers_are_parsed(boring_model):
+    module = boring_model()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     config = {"scheduler": scheduler, "interval": "step", "frequency": 3}
-    optimizers, schedulers, monitor = _private.parse_optimizers({"optimizer": optimizer, "lr_scheduler": config})
+    configured = {"optimizer": optimizer, "lr_scheduler": config}
+    optimizers, schedulers, monitor = _private.parse_optimizers(configured, module)
     assert optimizers == [optimizer]
     assert monitor is None
     (parsed,) = _private.parse_schedulers(schedulers, monitor, module)
     assert (parsed.scheduler, parsed.interval, parsed.frequency) == (scheduler, "step", 3)
-    assert _private.parse_optimizers([optimizer]) == ([optimizer], [], None)
+    assert _private.parse_optimizers([optimizer], module) == ([optimizer], [], None)
     module.automatic_optimization = False
     (parsed,) = _private.parse_schedulers([scheduler], None, module)
     assert parsed.scheduler is scheduler
@@ -120,7 +134,7 @@ def test_a_wrapped_optimizer_steps_through_the_strategy():
             return optimizer, closure()
 
     optimizer, strategy = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1), Strategy()
-    wrapped = _private.wrap_optimizer(optimizer, strategy)
+    wrapped = _private.wrap_optimizer(optimizer, strategy, BoringModel())
     assert isinstance(wrapped, torch.optim.SGD)
     assert wrapped.step(lambda: 5) == (optimizer, 5)
 
@@ -190,6 +204,13 @@ def test_the_action_of_an_option():
     assert _private.action_of(parser, "number").default == 3
 
 
+def test_the_type_of_an_option():
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_argument("--number", type=int | None, default=3)
+    _private.set_type(_private.action_of(parser, "number"), list[str] | None)
+    assert parser.parse_args(["--number", "[a, b]"]).number == ["a", "b"]
+
+
 def test_a_selection_of_rows_has_indices():
     whole = datasets.Dataset.from_dict({"label": [0, 1, 2]})
     assert not _private.has_indices(whole)
@@ -197,3 +218,41 @@ def test_a_selection_of_rows_has_indices():
     assert _private.has_indices(chosen)
     assert len(chosen.data) == 3
     assert not _private.has_indices(chosen.flatten_indices())
+
+
+@pytest.mark.parametrize("trainer", [Trainer, OtherTrainer])
+def test_the_connectors_of_a_trainer(trainer):
+    own = vars(trainer(accelerator="cpu", logger=False, enable_checkpointing=False))
+    assert {name for name in own if name.endswith("_connector")} == set(_private.TRAINER_CONNECTORS)
+
+
+@pytest.mark.parametrize("kind", [BoringModel, OtherBoringModel, LightningDataModule])
+def test_whether_hyperparameters_are_for_loggers(kind):
+    class Saves(kind):
+        def __init__(self, logger, rate=1):
+            super().__init__()
+            self.save_hyperparameters("rate", logger=logger)
+
+    assert not _private.logs_hparams(kind())
+    assert not _private.logs_hparams(Saves(logger=False))
+    assert _private.logs_hparams(Saves(logger=True))
+
+
+def test_the_value_of_a_metrics_last_call():
+    metric = MeanMetric()
+    assert _private.last_batch_value(metric) is None
+    metric(torch.tensor(4.0))
+    metric(torch.tensor(2.0))
+    assert _private.last_batch_value(metric) == 2.0
+    metric.update(torch.tensor(1.0))
+    metric.reset()
+    assert _private.last_batch_value(metric) is None
+
+
+def test_the_number_of_a_metrics_updates():
+    metric = MeanMetric()
+    _private.set_update_count(metric, 3)
+    assert metric.update_called
+    assert metric.update_count == 3
+    metric.reset()
+    assert metric.update_count == 0

@@ -44,6 +44,19 @@ def test_a_version_grows_with_changes_in_place_through_views():
     assert _private.version_of(tensor) > before
 
 
+def test_versions_of_many_tensors():
+    tensors = [torch.zeros(1), torch.zeros(1)]
+    tensors[1].add_(1)
+    assert _private.versions_of(tensors) == [_private.version_of(tensor) for tensor in tensors] == [0, 1]
+
+
+def test_hooks_before_a_forward_pass_name_the_attribute_that_they_compute():
+    layer = torch.nn.utils.spectral_norm(torch.nn.Linear(2, 2))
+    assert _private.recomputed_attributes(layer) == ["weight"]
+    assert isinstance(vars(layer)["weight"], torch.Tensor)
+    assert _private.recomputed_attributes(torch.nn.Linear(2, 2)) == []
+
+
 def test_a_state_dict_has_metadata():
     state_dict = torch.nn.BatchNorm1d(2).state_dict()
     assert _private.metadata_of(state_dict)[""]["version"] == 2
@@ -57,17 +70,9 @@ def test_a_module_has_these_registries():
     module = torch.nn.BatchNorm1d(2)
     assert {"weight", "running_mean"} <= {name for kind in _private.MODULE_REGISTRIES for name in vars(module)[kind]}
     assert all(kind in vars(module) for kind in _private.MODULE_REGISTRIES)
-
-
-def test_a_scheduler_has_these_keys():
-    optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.5)
-    step = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    assert step.state_dict()[_private.SCHEDULER_LAST_RATES] == [0.5]
-    chained = torch.optim.lr_scheduler.SequentialLR(
-        optimizer, [step, torch.optim.lr_scheduler.StepLR(optimizer, 1)], [1]
-    )
-    children = chained.state_dict()[_private.SCHEDULER_CHILDREN]
-    assert [_private.SCHEDULER_LAST_RATES in child for child in children] == [True, True]
+    assert list(vars(module)[_private.PARAMETERS]) == ["weight", "bias"]
+    assert "running_mean" in vars(module)[_private.BUFFERS]
+    assert vars(module)[_private.SUBMODULES] == {}
 
 
 def test_vmap_says_that_it_does_not_know_an_operation():
@@ -162,7 +167,31 @@ def test_the_workers_of_a_loader_are_ended():
     assert not any(process.is_alive() for process in started)
 
 
+def test_an_iterator_of_a_loader_counts_its_batches():
+    batches = iter(DataLoader(range(6), batch_size=2))
+    assert _private.batches_read(batches) == 0
+    next(batches)
+    assert _private.batches_read(batches) == 1
+    assert _private.batches_read(iter([1])) is None
+
+
 def test_the_tracer_has_a_logger_of_its_own():
     from torch._subclasses import fake_tensor
 
     assert fake_tensor.log.name == _private.TRACER_LOGGER
+
+
+def test_a_group_of_one_can_stand_in_for_the_world(process_group):
+    world = torch.distributed.group.WORLD
+    group = _private.lone_group()
+    with _private.in_place_of_the_world(group):
+        assert torch.distributed.group.WORLD is group is not world
+        assert (torch.distributed.get_rank(), torch.distributed.get_world_size()) == (0, 1)
+        assert torch.distributed.get_process_group_ranks(group) == [0]
+        tensor = torch.ones(2)
+        torch.distributed.all_reduce(tensor)
+        torch.distributed.broadcast(tensor, src=0)
+        assert tensor.tolist() == [1.0, 1.0]
+    assert torch.distributed.group.WORLD is world
+    torch.distributed.destroy_process_group(group)
+    assert torch.distributed.is_initialized()

@@ -97,7 +97,10 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+_LONG = [pytest.param(page, marks=pytest.mark.slow) if page.stem == "paper" else page for page in PAGES]
+
+
+@pytest.mark.parametrize("page", _LONG, ids=lambda page: page.stem)
 def test_commands_of_a_page_run(page, folder, capsys):
     count = 0
     for language, block in blocks(page):

@@ -39,7 +39,7 @@ def test_whole_numbers_that_may_be_left_out(name, value):
         ({"channels_last": 1}, r"`channels_last=1` is neither True nor False"),
         ({"clients_per_round": "3"}, r"`clients_per_round='3'` is not a number"),
         ({"clients_per_round": True}, r"`clients_per_round=True` is not a number"),
-        ({"callbacks": [FedAvg]}, r"The callback is .*FedAvg.*\. Give an instance of `FederatedCallback`"),
+        ({"callbacks": [FedAvg]}, r"The callback is .*FedAvg.*\. Give a `FederatedCallback` or a `Callback` of"),
         ({"transforms": "clip"}, r"The transform is `'clip'`\. Give an instance of `UpdateTransform`"),
         ({"sampler": "uniform"}, r"The sampler is `'uniform'`\. Give an instance of `ClientSampler`"),
         ({"client": "FedProx"}, r"The client is `'FedProx'`\. Give an instance of `LocalTraining`"),
@@ -59,7 +59,7 @@ def test_numpy_numbers_are_numbers(tmp_path):
 
 
 def test_an_unknown_argument_is_an_error():
-    with pytest.raises(TypeError, match="max_round"):
+    with pytest.raises(ConfigurationError, match=r"no argument `max_round`\. Write `max_rounds`"):
         FederatedLoop(local_steps=1, max_round=3)
 
 
@@ -119,7 +119,9 @@ def deciding():
         "clients_per_round": 2,
         "local_steps": 5,
         "client_weights": "samples",
+        "accumulate_grad_batches": 2,
         "gradient_clip_val": 1.0,
+        "gradient_clip_algorithm": "value",
         "local_lr_decay": 0.5,
         "compile": True,
         "channels_last": True,
@@ -132,7 +134,7 @@ def deciding():
     }
     known = {field.name for field in fields(RunSettings) if field.metadata["decides"]}
     # Tried in the tests of each: they need a class of their own, or exclude each other.
-    assert known == others.keys() | {"local_epochs", "sampler", "transforms"}
+    assert known == others.keys() | {"local_epochs", "limit_train_batches", "sampler", "transforms"}
     return others
 
 
@@ -168,8 +170,7 @@ def test_a_callback_may_stop_the_run(make_loop, clients):
             loop.stopping = round == 1
 
     loop = make_loop(callbacks=Stop(), max_rounds=5, checkpoint_every=10)
-    with pytest.raises(SystemExit):
-        loop.fit(Classifier(), clients)
+    loop.fit(Classifier(), clients)
     assert len(loop.history) == 2
     assert (loop.run_dir / "last.ckpt").is_file()
 

@@ -2,6 +2,8 @@
 
 import pytest
 from lightning import LightningModule
+from lightning.fabric.loggers import CSVLogger
+from lightning.pytorch.strategies import DDPStrategy as TrainersDDP
 from torch import nn
 
 from lightning_feddua import ConfigurationError, FedAvg
@@ -26,8 +28,25 @@ class Frozen(Classifier):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"local_steps": None}, r"unclear: neither of .*\. Give exactly one"),
-        ({"local_steps": 1, "local_epochs": 1}, r"unclear: both `local_steps=1` and `local_epochs=1`"),
+        ({"local_steps": None}, r"^Neither `local_steps` nor `local_epochs` is given\. Give exactly one of the two\.$"),
+        ({"local_steps": 1, "local_epochs": 1}, r"^Both `local_steps=1` and `local_epochs=1` are given\. Give exactly"),
+        ({"max_epochs": 3}, r"^`FederatedLoop` has no argument `max_epochs`\. Use `max_rounds`\.$"),
+        ({"logger": False}, r"no argument `logger`\. Use `loggers`\."),
+        ({"default_root_dir": "x"}, r"no argument `default_root_dir`\. Use `out_dir`\."),
+        (
+            {"clients_per_rounds": 2},
+            r"no argument `clients_per_rounds`\. Write `clients_per_round` if that was meant\.$",
+        ),
+        ({"qqq": 2}, r"no argument `qqq`\. Choose among `accelerator`, `accumulate_grad_batches`"),
+        ({"loggers": False}, r"^The logger is `False`\. Give a logger of Fabric's or Lightning's"),
+        ({"loggers": [True]}, r"^The logger is `True`\. "),
+        ({"loggers": "csv"}, r"^The logger is `'csv'`\. "),
+        ({"loggers": CSVLogger}, r"^The logger is `<class .*CSVLogger'>`\. "),
+        (
+            {"strategy": TrainersDDP()},
+            r"take the strategy `lightning\.pytorch.*DDPStrategy`\. Give Fabric's, from `lightning\.fabric\.strat",
+        ),
+        ({"accelerator": CSVLogger}, r"Give Fabric's, from `lightning.fabric.accelerators`\."),
         ({"local_steps": 0}, r"`local_steps=0` is less than 1\. Give"),
         ({"max_rounds": -1}, r"`max_rounds=-1`"),
         ({"clients_per_round": 0}, r"`clients_per_round=0` is less than 1\. Choose"),

@@ -46,6 +46,8 @@ class ClientFaults:
         """Begin a round."""
         self.error: Exception | None = None
         self._failed: set[str] = set()
+        # Whether all ranks have raised at once.
+        self.raised_together = False
 
     def remaining(self, clients: Sequence[Client]) -> list[Client]:
         """Those that have not failed so far; none where the run is about to end."""
@@ -125,10 +127,12 @@ class ClientFaults:
             return
         # Nobody has looked at the updates yet, and now it costs nothing.
         for place in (~squared_norms.isfinite()).nonzero().flatten().tolist():
+            self.raised_together = True
             raise DivergenceError(names(place), state.round, "local training", _NOT_FINITE)
 
     def _raise_together(self) -> None:
         error = self.error
+        self.raised_together = True
         own = None if error is None else (str(error), "".join(traceback.format_exception(error)))
         found = gather_objects(self._fabric, own)
         if error is not None:

@@ -3,13 +3,14 @@
 import math
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
 from lightning_feddua.aggregation.dealing import LaneDeal
 from lightning_feddua.aggregation.lanes import LaneSums
-from lightning_feddua.aggregation.metric_rows import Table, means, pack, packed_size, unpack
+from lightning_feddua.aggregation.metric_rows import Columns, Table, means, pack, packed_size, unpack
 from lightning_feddua.aggregation.update import ClientUpdate, RoundUpdate
 from lightning_feddua.aggregation.workspace import Workspace
 from lightning_feddua.host.buffers import ModuleBuffers
@@ -19,6 +20,8 @@ from lightning_feddua.vectors import squared_norm
 _SQUARED_NORM = "‖Δ‖²"
 # The columns of clients' scalars begin like this; nor can a metric be called so.
 _SCALAR = "‖"
+# The column of the number of samples.
+_SAMPLES = "‖‖samples"
 
 
 class Reduction:
@@ -60,7 +63,7 @@ class Reduction:
         # The lane that clients are added to at present, and the windows of its parts.
         self._lane: int | None = None
         self._sums: Sequence[Tensor] = ()
-        self._table = Table(fabric, [_SQUARED_NORM, *self._scalars.values()])
+        self._table = Table(fabric, [_SQUARED_NORM, _SAMPLES, *self._scalars.values()])
         self.stop = self.failed = False
 
     def start(self, cohort_size: int, deal: LaneDeal) -> None:
@@ -100,6 +103,7 @@ class Reduction:
             extra_sum.add_(update.extra_vectors[name])
         row = {name: (value, weight) for name, value in update.metrics.items()}
         row |= {column: (update.scalars[name], 1.0) for name, column in self._scalars.items()}
+        row[_SAMPLES] = (torch.tensor(float(update.client.data.samples)), 1.0)
         self._table.add(update.client.position, {_SQUARED_NORM: (squared_norm(update.delta), weight), **row})
         if global_floats is not None and update.floats is not None:
             float_sum.add_(update.floats, alpha=weight)
@@ -128,6 +132,7 @@ class Reduction:
 
         columns = self._table.read(self._rows)
         norms, weights = columns.pop(_SQUARED_NORM)
+        samples = columns.pop(_SAMPLES)[0]
         took_part = weights > 0
         scalars = {name: torch.from_numpy(columns.pop(key)[0][took_part]) for name, key in self._scalars.items()}
         total = float(weights.sum())
@@ -146,6 +151,7 @@ class Reduction:
             extra_vectors=dict(zip(self._extra_names, extra_vectors, strict=True)),
             scalars=scalars,
             spare=self._lanes.spare(),
+            client_rows=client_rows(columns, samples, took_part),
         )
 
     def _maximum_integers(self) -> Tensor | None:
@@ -154,6 +160,17 @@ class Reduction:
         slots = unpack(self._integer_slots).to(torch.int64)
         slots = slots[slots[:, -1] == 1, :-1]
         return slots.amax(dim=0) if len(slots) else None
+
+
+def client_rows(columns: Columns, samples: np.ndarray, took_part: np.ndarray) -> list[dict[str, float] | None]:
+    """What each client of a cohort has logged, and its number of samples; None for one that did not take part."""
+    names = sorted(columns)
+    return [
+        {"samples": int(samples[i])} | {name: float(columns[name][0][i]) for name in names if columns[name][1][i] > 0}
+        if took_part[i]
+        else None
+        for i in range(len(took_part))
+    ]
 
 
 def mean_vector(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from lightning_feddua._private import version_of
 from lightning_feddua.vectors import scalar_dtype, squared_norm
 
 if TYPE_CHECKING:
@@ -39,6 +40,24 @@ class ClientUpdate:
     scalars: dict[str, Tensor] = field(default_factory=dict)
 
 
+class SoleWeights:
+    """The weights of a round's only client. ``w + (w_i − w)`` is ``w_i`` but for its last bits.
+
+    Args:
+        weights: its weights.
+        mean_delta: its update, for which they stand as long as nobody changes that.
+    """
+
+    def __init__(self, weights: Tensor, mean_delta: Tensor) -> None:
+        self._weights = weights
+        self._mean_delta, self._as_made = mean_delta, version_of(mean_delta)
+
+    def of(self, update: RoundUpdate) -> Tensor | None:
+        """The weights, if the update is still that of the client."""
+        same = update.mean_delta is self._mean_delta and version_of(self._mean_delta) == self._as_made
+        return self._weights if same else None
+
+
 @dataclass
 class RoundUpdate:
     """What the server learns from one round.
@@ -54,6 +73,9 @@ class RoundUpdate:
         extra_vectors: the plain mean of what the clients' algorithm sends along, by name.
         scalars: the numbers that the clients' algorithm sends along, by name: one for each client that took part.
         spare: memory like the mean update's, with anything in it, for a server to compute in; None without any.
+        client_rows: of each place in the cohort, the training metrics by name and the number of ``samples`` (-1 if
+            unknown); None for a client that was left out. Empty where a backend does not tell.
+        sole_weights: the weights of the only client, where plain averaging takes them; None otherwise.
     """
 
     mean_delta: Tensor
@@ -66,6 +88,8 @@ class RoundUpdate:
     extra_vectors: dict[str, Tensor] = field(default_factory=dict)
     scalars: dict[str, Tensor] = field(default_factory=dict)
     spare: Tensor | None = None
+    client_rows: list[dict[str, float] | None] = field(default_factory=list)
+    sole_weights: SoleWeights | None = None
 
     @property
     def clients(self) -> int:

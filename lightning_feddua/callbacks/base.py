@@ -12,7 +12,8 @@ class FederatedCallback:
 
     Every hook is called on every rank. A subclass overrides what it needs and may leave out arguments that it does not
     use. ``loop.run`` has the weights, the history and the folder of the run; each hook says what ``loop.module`` holds,
-    on every engine and any number of ranks.
+    on every engine and any number of ranks. ``loop.should_stop = True`` ends the run after the current round, on all
+    ranks, even if it is set on one.
     """
 
     def on_fit_start(self, loop: FederatedLoop) -> None:

@@ -1,119 +1,257 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
 from lightning_feddua.callbacks.base import FederatedCallback
+from lightning_feddua.callbacks.monitored import check_mode, check_monitor, column_of, monitored
 from lightning_feddua.checkpoints.files import LAST, round_name, write
 from lightning_feddua.checkpoints.state import capture
 from lightning_feddua.errors import ConfigurationError
+from lightning_feddua.metric_names import LAST_ITERATE, Mode, best_mode
+from lightning_feddua.wording import counted
 
 if TYPE_CHECKING:
     from lightning_feddua.loop import FederatedLoop
 
 
 class Checkpoint(FederatedCallback):
-    """Saves the run: ``last.ckpt`` and ``round-0100.ckpt`` in the run's folder, and a last time when it ends.
+    """Saves the run: ``last.ckpt`` to resume it and, if asked for, the best rounds as ``round-0100.ckpt``.
+
+    The best checkpoint is the best model: its ``state_dict`` is the iterate that the monitored metric belongs to, so
+    that ``load_from_checkpoint`` gives a model with that score. The run can be resumed from it as well.
+
+    Several may keep rounds by different metrics, in the same files where they agree on a round. ``last.ckpt`` is
+    written once.
 
     A save that fails, for want of room on the disk, say, is a warning: the checkpoint before it is still whole, and the
     rounds already done are worth more than the end of the run.
 
     Args:
-        every: save after every so many rounds.
+        every: save after every so many rounds, and when the run ends; None for the end alone.
         monitor: a name in ``loop.history`` by which to choose the rounds to keep. For rules with an adaptive step, the
-            plain names are metrics of the averaged iterate (``averaged_state_dict`` in the file), and those of
-            ``last_iterate/…`` belong to the weights themselves.
-        mode: whether the ``"min"`` or the ``"max"`` of it is best.
-        save_top_k: how many round files to keep: the best by ``monitor``, without it the newest; -1 for all.
+            plain names are metrics of the averaged iterate, and those of ``last_iterate/…`` belong to the weights. A
+            name that training and validation both log means validation's.
+        mode: whether the ``"min"`` or the ``"max"`` of it is best; None tells by the name, as for ``val_loss``.
+        save_top_k: how many rounds to keep in files of their own: the best by ``monitor``; without it the newest, and
+            for 1 no other than ``last.ckpt``. 0 keeps none and -1 all.
+        save_last: whether to save ``last.ckpt`` besides. A run that is stopped or interrupted is saved in any case.
     """
+
+    # Whether the final state is a candidate, too, where it is not its turn.
+    keeps_end = True
 
     def __init__(
         self,
-        every: int = 1,
+        every: int | None = 1,
         monitor: str | None = None,
-        mode: Literal["min", "max"] = "min",
-        save_top_k: int = -1,
+        mode: Mode | None = None,
+        save_top_k: int = 1,
+        save_last: bool = True,
     ) -> None:
-        if every < 1:
+        if every is not None and every < 1:
             raise ConfigurationError(f"`every={every}` is less than 1.", "Save after every so many rounds, 1 or more.")
-        if mode not in ("min", "max"):
-            raise ConfigurationError(f"There is no mode `{mode}`.", "Choose `min` or `max`.")
+        check_mode(mode)
         if save_top_k < -1:
             raise ConfigurationError(
                 f"`save_top_k={save_top_k}` is no number of files.", "Give how many to keep; -1 keeps all."
             )
         self.every = every
         self.monitor = monitor
-        self.mode = mode
+        self.mode = None if monitor is None else best_mode(monitor, mode)
         self.save_top_k = save_top_k
+        self.save_last = save_last
+        self._folder: Path | None = None
+        # After how many rounds there was something to save, and ``last.ckpt`` was.
         self._saved: int | None = None
-        # The score of each file that is kept, the smaller the better.
+        self._saved_last: int | None = None
+        self._last: str | None = None
+        self._validated = False
+        # The score of each file that is kept, the smaller the better; the oldest first.
         self._scores: dict[str, float] = {}
+        # All of the loop's; the last of them writes `last.ckpt`, because it knows what the others have kept.
+        self._group: list[Checkpoint] = [self]
+
+    def share_files(self, group: list[Checkpoint]) -> None:
+        """Be one of several in a loop."""
+        self._group = group
+
+    def _publish(self) -> None:
+        """Tell others of the files."""
+
+    @property
+    def best_k_models(self) -> dict[str, float]:
+        """The files of the best rounds, best first, with their scores; without a monitor the newest, with rounds."""
+        sign = 1 if self.mode == "min" else -1
+        ranked = sorted(self._scores.items(), key=lambda item: item[1])
+        return {self._path(name): sign * score for name, score in ranked}
+
+    @property
+    def best_model_path(self) -> str:
+        """The file of the best round; without a monitor, of the newest. Empty before the first is saved."""
+        return next(iter(self.best_k_models), "" if self.monitor is not None else self.last_model_path)
+
+    @property
+    def best_model_score(self) -> float | None:
+        """What the monitor said of it; None without a monitor."""
+        return None if self.monitor is None else next(iter(self.best_k_models.values()), None)
+
+    @property
+    def last_model_path(self) -> str:
+        """The newest file; empty before the first is saved."""
+        last = LAST if self.save_last and self._group[-1]._last == LAST else self._last
+        return "" if last is None else self._path(last)
 
     def on_fit_start(self, loop: FederatedLoop) -> None:
         """Find out, before any work, whether there is anything that cannot be saved."""
-        self._saved = None
-        self._scores = {name: score for name, score in self._scores.items() if (loop.run_dir / name).exists()}
-        capture(loop)
+        if self.monitor is not None:
+            check_monitor(loop, self, self.monitor)
+        self._folder, self._saved, self._saved_last, self._validated = loop.run_dir, None, None, False
+        exists = {name for name in (*self._scores, self._last or "") if name and (loop.run_dir / name).exists()}
+        exists = loop.fabric.broadcast(exists)
+        self._scores = {name: score for name, score in self._scores.items() if name in exists}
+        self._last = self._last if self._last in exists else None
+        capture(loop, {False}, lenient=self.every is None)
+
+    def on_validation_end(self, loop: FederatedLoop, metrics: dict[str, float]) -> None:
+        """From now on it is known which metrics there are."""
+        self._validated = True
 
     def on_round_end(self, loop: FederatedLoop, round: int) -> None:
         """Save if it is time, or if the run is about to be stopped."""
-        if (round + 1) % self.every == 0 or loop.stopping:
-            self._save(loop)
+        wanted = any(one.save_last and one._is_due(round) for one in self._group)
+        self._save(
+            loop, self._is_due(round) and self._is_candidate(loop), (wanted or loop.stopping) and self._writes_last
+        )
+        self._validated = False
+
+    def _is_due(self, round: int) -> bool:
+        return self.every is not None and (round + 1) % self.every == 0
+
+    @property
+    def _writes_last(self) -> bool:
+        return self is self._group[-1]
 
     def on_fit_end(self, loop: FederatedLoop) -> None:
         """Save the final state, unless the last round did."""
-        # Rank 0 alone knows whether that has worked.
-        if loop.fabric.broadcast(self._saved != len(loop.history)):
-            self._save(loop)
+        rounds = len(loop.history)
+        ends = self._saved != rounds and self.every is not None and self.keeps_end
+        wanted = self._saved_last != rounds and any(one.save_last for one in self._group)
+        self._save(loop, ends and self._is_candidate(loop), wanted and self._writes_last)
+
+    @property
+    def saved_rounds(self) -> int | None:
+        """After how many rounds ``last.ckpt`` was saved in this fit; None if it was not."""
+        return self._saved_last
+
+    def save_last_round(self, loop: FederatedLoop) -> None:
+        """Save the state after the last whole round, unless it is; for a run that ends in the middle of the next."""
+        if self._saved_last != len(loop.history):
+            self._save(loop, False, True)
 
     def state_dict(self) -> dict[str, Any]:
         """Which files were kept, and why."""
-        return {"monitor": self.monitor, "mode": self.mode, "scores": dict(self._scores)}
+        return {
+            "monitor": self.monitor,
+            "mode": self.mode,
+            "scores": dict(self._scores),
+            "last": self._last,
+            "folder": None if self._folder is None else str(self._folder),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on comparing with files that were kept by the same metric."""
-        same = (state["monitor"], state["mode"]) == (self.monitor, self.mode)
+        # Before there was a choice, the mode was "min" where there was no monitor.
+        known = None if state["monitor"] is None else state["mode"]
+        same = (state["monitor"], known) == (self.monitor, self.mode)
         self._scores = dict(state["scores"]) if same else {}
+        self._last = state.get("last")
+        if state.get("folder") is not None:
+            self._folder = Path(state["folder"])
+        for one in self._group:
+            one._publish()
 
-    def _save(self, loop: FederatedLoop) -> None:
-        rounds = len(loop.history)
+    def file_name(self, loop: FederatedLoop, rounds: int) -> str:
+        """Where a round that is kept is saved, relative to the run's folder.
+
+        Args:
+            loop: the loop.
+            rounds: how many have ended.
+        """
         name = round_name(rounds)
-        before = self._scores
-        self._scores = self._choose(name, loop.history[-1] if loop.history else {}, rounds)
-        checkpoint = capture(loop)
-        if not loop.fabric.is_global_zero:
+        # The same round may be kept with another iterate.
+        return name if self._is_evaluated or len(self._group) == 1 else name.replace(".ckpt", "-weights.ckpt")
+
+    @property
+    def _is_evaluated(self) -> bool:
+        """Whether the iterate that is validated is what the monitored metric belongs to."""
+        return self.monitor is not None and not self.monitor.startswith(f"{LAST_ITERATE}/")
+
+    def _path(self, name: str) -> str:
+        return str((self._folder or Path()) / name)
+
+    def _is_candidate(self, loop: FederatedLoop) -> bool:
+        """Whether the round may get a file of its own."""
+        if self.monitor is None:
+            return self.save_top_k != 1 or not self.save_last
+        if not loop.history or self.save_top_k == 0:
+            return False
+        return monitored(loop, self, self.monitor, self._validated) is not None
+
+    def _save(self, loop: FederatedLoop, candidate: bool, last: bool) -> None:
+        if not candidate and not last:
             return
-        for path in (loop.run_dir / file for file in (LAST, name) if file == LAST or file in self._scores):
+        rounds = len(loop.history)
+        name = self.file_name(loop, rounds)
+        before, last_before = self._scores, self._last
+        if candidate:
+            self._scores = self._choose(name, loop, rounds)
+        kept = candidate and name in self._scores
+        self._last = LAST if last else name if kept else self._last
+        chosen = {**({LAST: False} if last else {}), **({name: self._is_evaluated} if kept else {})}
+        contents = capture(loop, set(chosen.values()), lenient=self.every is None)
+        files = {file: contents[iterate] for file, iterate in chosen.items()}
+        # Rank 0 alone knows whether it has worked.
+        if loop.fabric.broadcast(loop.fabric.is_global_zero and self._write(loop, files, rounds)):
+            self._saved, self._saved_last = rounds, rounds if last else self._saved_last
+            wanted = {file for one in self._group for file in one._scores}
+            for other in before.keys() - wanted if loop.fabric.is_global_zero else ():
+                (loop.run_dir / other).unlink(missing_ok=True)
+        else:
+            self._scores, self._last = before, last_before
+        for one in self._group:
+            one._publish()
+
+    def _write(self, loop: FederatedLoop, checkpoints: dict[str, dict[str, Any]], rounds: int) -> bool:
+        for name, checkpoint in checkpoints.items():
+            path = loop.run_dir / name
             try:
+                path.parent.mkdir(parents=True, exist_ok=True)
                 write(checkpoint, path)
             except OSError as error:
-                self._scores = before
                 rank_zero_warn(
-                    f"After {rounds} rounds, `{path}` could not be saved: {error.strerror or error}. The run continues,"
-                    " and the checkpoints before it are still there."
+                    f"After {counted(rounds, 'round')}, `{path}` could not be saved: {error.strerror or error}."
+                    " The run continues, and the checkpoints before it are still there."
                 )
-                return
-        self._saved = rounds
-        for other in before.keys() - self._scores.keys():
-            (loop.run_dir / other).unlink(missing_ok=True)
+                return False
+        return True
 
-    def _choose(self, name: str, row: dict[str, Any], rounds: int) -> dict[str, float]:
+    def _choose(self, name: str, loop: FederatedLoop, rounds: int) -> dict[str, float]:
         """Enter a file into the competition, and return the scores of those that keep their place."""
-        scores = dict(self._scores)
         if self.monitor is None:
-            scores[name] = -rounds
-        elif self.monitor in row:
-            value = float(row[self.monitor])
+            score = -float(rounds)
+        else:
+            value = float(loop.history[-1][column_of(loop, self.monitor)])
             score = value if self.mode == "min" else -value
-            scores[name] = math.inf if math.isnan(score) else score
-        elif row:
-            rank_zero_warn(
-                f"Round {rounds - 1} has no metric `{self.monitor}` to compare checkpoints by: only `last.ckpt` is"
-                " saved. Save in rounds that are validated."
-            )
-        # Of equal scores the older file stays.
-        ranked = sorted(scores.items(), key=lambda item: item[1])
-        return dict(ranked if self.save_top_k < 0 else ranked[: self.save_top_k])
+        score = math.inf if math.isnan(score) else score
+        scores = {file: kept for file, kept in self._scores.items() if file != name}
+        if 0 <= self.save_top_k <= len(scores):
+            # As in Lightning: a new file must be better than the worst, of which the oldest goes.
+            worst = max(scores, key=lambda file: scores[file], default=None)
+            if worst is None or score >= scores[worst]:
+                return scores
+            del scores[worst]
+        return {**scores, name: score}

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lightning_feddua.callbacks.base import FederatedCallback
 from lightning_feddua.callbacks.checkpoint import Checkpoint
+from lightning_feddua.callbacks.client_log import ClientLog
 from lightning_feddua.callbacks.csv_log import CSVLog
+from lightning_feddua.callbacks.early_stopping import EarlyStopping
+from lightning_feddua.callbacks.lightning import adapted, merged
 from lightning_feddua.callbacks.progress import ProgressBar
 from lightning_feddua.callbacks.run_info import RunInfo
+from lightning_feddua.callbacks.stopping import Stopping
 from lightning_feddua.callbacks.tensorboard import TensorBoard
 from lightning_feddua.errors import ConfigurationError
 
@@ -18,22 +22,42 @@ if TYPE_CHECKING:
     from lightning_feddua.settings import RunSettings
 
 
-def all_callbacks(settings: RunSettings, server: Server) -> list[FederatedCallback]:
-    """In the order in which they are called: the user's, the server, and what reports on a round or saves it."""
+def all_callbacks(settings: RunSettings, server: Server, configured: Sequence[Any] = ()) -> list[FederatedCallback]:
+    """In the order in which they are called: the user's, the server, what reports on a round, and what saves it.
+
+    Args:
+        settings: the loop's.
+        server: the server.
+        configured: what the module's ``configure_callbacks`` returns.
+    """
     given = settings.callbacks or []
-    given = [given] if isinstance(given, FederatedCallback) else list(given)
-    own = [callback for callback in given if not isinstance(callback, Checkpoint)]
-    saving = [callback for callback in given if isinstance(callback, Checkpoint)]
-    if settings.checkpoint_every is not None:
-        saving.append(Checkpoint(settings.checkpoint_every))
-    if len(saving) > 1:
-        raise ConfigurationError(
-            f"There are {len(saving)} `Checkpoint`s, which would write the same files.",
-            "Give one, or `checkpoint_every` alone.",
-        )
+    listed = list(given) if isinstance(given, list | tuple) else [given]
+    callbacks = adapted(merged(listed, configured))
+    saving = [callback for callback in callbacks if isinstance(callback, Checkpoint)]
+    stopping = [callback for callback in callbacks if isinstance(callback, EarlyStopping)]
+    own = [callback for callback in callbacks if callback not in saving and callback not in stopping]
     tensorboard = [TensorBoard()] if settings.tensorboard else []
     progress = [ProgressBar()] if settings.enable_progress_bar else []
-    return [*own, server, CSVLog(), RunInfo(), *saving, *tensorboard, *progress]
+    clients = [ClientLog()] if settings.log_clients else []
+    reporting = [CSVLog(), *clients, RunInfo()]
+    saving = _checkpoints(settings, saving)
+    return [*own, server, *stopping, *reporting, Stopping(), *saving, *tensorboard, *progress]
+
+
+def _checkpoints(settings: RunSettings, given: list[Checkpoint]) -> list[Checkpoint]:
+    """Those that save the run: what is asked for, or else one that saves its end."""
+    if settings.fast_dev_run:
+        return []
+    every = settings.checkpoint_every
+    saving = given if every is None else [*given, Checkpoint(every)]
+    if saving and not settings.enable_checkpointing:
+        asked = f"checkpoint_every={every}" if every is not None else type(saving[0]).__name__
+        raise ConfigurationError(
+            f"`enable_checkpointing=False` forbids what `{asked}` asks for.", "Leave one of the two out."
+        )
+    for callback in saving:
+        callback.share_files(saving)
+    return saving or ([Checkpoint(every=None)] if settings.enable_checkpointing else [])
 
 
 def saves(callbacks: Sequence[FederatedCallback]) -> bool:

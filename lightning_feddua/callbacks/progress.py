@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, TextIO
 from lightning_feddua.__about__ import __version__
 from lightning_feddua.aggregation.collectives import gather_objects
 from lightning_feddua.callbacks.base import FederatedCallback
+from lightning_feddua.callbacks.stopping import resume_command
+from lightning_feddua.checkpoints.files import LAST
+from lightning_feddua.wording import counted
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -65,7 +68,10 @@ class ProgressBar(FederatedCallback):
         """Say where the results are."""
         self._close()
         if loop.fabric.is_global_zero:
-            print(f"results in {loop.run_dir}", flush=True)
+            print("fast_dev_run: nothing was kept" if loop.fast_dev_run else f"results in {loop.run_dir}", flush=True)
+            # A run that was stopped says so itself, and why.
+            if not loop.stopping and (loop.run_dir / LAST).exists():
+                print(f"to train longer: {resume_command(loop.run_dir, 2 * loop.max_rounds or 1)}", flush=True)
 
     def on_exception(self, loop: FederatedLoop, exception: BaseException) -> None:
         """Leave the terminal in order."""
@@ -129,7 +135,11 @@ def header(loop: FederatedLoop, devices: list[str]) -> list[str]:
     assert loop.datamodule is not None
     trainable = loop.run.known_weights.numel()
     frozen = sum(p.numel() for p in module.parameters() if not p.requires_grad)
-    work = f"{loop.local_steps} local steps" if loop.local_steps is not None else f"{loop.local_epochs} local epochs"
+    work = (
+        counted(loop.local_epochs, "local epoch")
+        if loop.local_steps is None
+        else counted(loop.local_steps, "local step")
+    )
     ranks = ", ".join(f"{devices.count(d)} x {d}" if devices.count(d) > 1 else d for d in dict.fromkeys(devices))
     return [
         f"lightning-feddua {__version__}: {type(loop.server).__name__} on {type(module).__name__}",
@@ -137,8 +147,12 @@ def header(loop: FederatedLoop, devices: list[str]) -> list[str]:
         f"  cohort      {loop.sampler.describe(len(loop.client_ids))} clients per round, {work} of batches of"
         f" {loop.datamodule.batch_size}, seed {loop.seed}",
         f"  engine      {loop.engine_note}, on {fabric.world_size} rank{'s' * (fabric.world_size > 1)}: {ranks}",
-        f"  results     {loop.run_dir}",
+        f"  results     {_nothing_kept(loop) or loop.run_dir}",
     ]
+
+
+def _nothing_kept(loop: FederatedLoop) -> str:
+    return f"none are kept (fast_dev_run={loop.fast_dev_run})" if loop.fast_dev_run else ""
 
 
 def glance(row: Mapping[str, float]) -> dict[str, str]:

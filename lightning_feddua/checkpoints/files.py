@@ -22,6 +22,7 @@ from lightning_feddua.launch.run_folders import versions
 LAST = "last.ckpt"
 # What a federated run keeps besides the entries of an ordinary Lightning checkpoint.
 FEDERATED = "federated"
+AVERAGED = "averaged_state_dict"
 # Raised when older code could no longer make sense of what is written.
 FORMAT = 1
 # The flag of a folder among the attributes of an entry in a ZIP archive.
@@ -85,6 +86,27 @@ def read(path: Path) -> dict[str, Any]:
         ConfigurationError: it is, but is no checkpoint of a federated run.
     """
     remedy = "Give the checkpoint of a federated run, or leave `ckpt_path` out to start afresh."
+    checkpoint = read_checkpoint(path, remedy)
+    if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get(FEDERATED), dict):
+        raise ConfigurationError(f"The file `{path}` is not the checkpoint of a federated run.", remedy)
+    if checkpoint[FEDERATED]["format"] > FORMAT:
+        raise ConfigurationError(
+            f"The checkpoint `{path}` was written by a newer version of this package.", "Update the package."
+        )
+    return checkpoint
+
+
+def read_checkpoint(path: Path, remedy: str) -> Any:
+    """The content of any checkpoint file, loaded without running any code of it.
+
+    Args:
+        path: the file.
+        remedy: what to do if it cannot be read.
+
+    Raises:
+        DamagedError: the file is not as it was written.
+        ConfigurationError: it cannot be read, or has more in it than tensors and plain values.
+    """
     try:
         # `torch.load` does not look at the checksums that `torch.save` has written.
         with zipfile.ZipFile(path) as archive:
@@ -93,7 +115,7 @@ def read(path: Path) -> dict[str, Any]:
             damaged = archive.testzip() or next(folders, None)
         if damaged is not None:
             raise DamagedError(f"The checkpoint `{path}` is damaged in `{damaged}`.", remedy)
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True)
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, KeyError, ValueError) as error:
         raise DamagedError(f"The checkpoint `{path}` is damaged or no checkpoint at all.", remedy) from error
     except pickle.UnpicklingError as error:
@@ -102,13 +124,6 @@ def read(path: Path) -> dict[str, Any]:
         ) from error
     except OSError as error:
         raise ConfigurationError(f"The checkpoint `{path}` cannot be read: {error.strerror}.", remedy) from error
-    if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get(FEDERATED), dict):
-        raise ConfigurationError(f"The file `{path}` is not the checkpoint of a federated run.", remedy)
-    if checkpoint[FEDERATED]["format"] > FORMAT:
-        raise ConfigurationError(
-            f"The checkpoint `{path}` was written by a newer version of this package.", "Update the package."
-        )
-    return checkpoint
 
 
 def find_checkpoint(fabric: Fabric, out_dir: Path, ckpt_path: str | Path | None) -> Found | None:
@@ -124,14 +139,17 @@ def find_checkpoint(fabric: Fabric, out_dir: Path, ckpt_path: str | Path | None)
     if ckpt_path != "last":
         path = Path(ckpt_path)
         return Found(path, on_rank_zero(fabric, read, path))
-    return on_rank_zero(fabric, _find_last, out_dir)
+    found = on_rank_zero(fabric, find_last, out_dir)
+    if found is None:
+        rank_zero_info(f"There is no checkpoint in `{out_dir}` yet: the run starts afresh.")
+    return found
 
 
-def _find_last(out_dir: Path) -> Found | None:
+def find_last(out_dir: Path) -> Found | None:
+    """The newest checkpoint of the newest run that has one."""
     for run_dir in versions(out_dir):
         if files := _newest_first(run_dir):
             return _first_intact(run_dir, files)
-    rank_zero_info(f"There is no checkpoint in `{out_dir}` yet: the run starts afresh.")
     return None
 
 

@@ -27,7 +27,8 @@ _PROBED_CLIENTS = 16
 _PROBED_SAMPLES = 4
 _PLAIN = (bool, int, float, str, type(None))
 # What a checkpoint means that was written before these settings existed.
-_LATER_SETTINGS = {"sampler": None, "transforms": None}
+_LATER_SETTINGS: dict[str, Any] = {"sampler": None, "transforms": None, "accumulate_grad_batches": 1}
+_LATER_SETTINGS |= {"gradient_clip_algorithm": None, "limit_train_batches": None, "drop_last": False}
 # Attributes of a client algorithm that are its state.
 _STATE = ("vectors", "numbers")
 
@@ -86,7 +87,7 @@ def check_identity(saved: Mapping[str, Any], own: Mapping[str, Any], path: Path)
 def _refuse(path: Path, difference: str) -> None:
     raise ConfigurationError(
         f"The checkpoint `{path}` belongs to another run: {difference}.",
-        "Go on with what it was saved with, or start afresh; `load_from_checkpoint` gives its model to a new run.",
+        "Resume with what it was saved with, or start afresh; `load_from_checkpoint` gives its model to a new run.",
     )
 
 
@@ -102,6 +103,11 @@ def _settings(run_settings: RunSettings, federation: Federation) -> dict[str, An
             value = _number(value)
             settings.update({name: value} if _is_plain(value) else _describe(name, value))
     settings["batch_size"] = federation.datamodule.batch_size
+    settings["drop_last"] = federation.datamodule.drop_last
+    if federation.optimizers.plateaus:
+        # Then validation has a say in the clients' learning rates.
+        settings["validate_every"] = run_settings.validate_every
+        settings["limit_val_batches"] = run_settings.limit_val_batches
     for i, optimizer in enumerate(federation.optimizers.optimizers):
         settings[f"optimizer {i}"] = type(optimizer).__name__
         for j, group in enumerate(optimizer.param_groups):

@@ -7,7 +7,7 @@ from argparse import ArgumentError
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from lightning_feddua.cli.recipe_classes import import_class, no_such_class
+from lightning_feddua.cli.recipe_classes import SECTIONS, import_class, no_such_class
 from lightning_feddua.cli.recipes import shipped_recipes
 from lightning_feddua.errors import choices
 
@@ -31,14 +31,11 @@ def sentences(error: ArgumentError, command: str, options: Callable[[], Sequence
     """
     text = str(error)
     if match := re.search(r"class_path '([\w.]+)':\s+Option '([\w.]+)' is not accepted", text):
-        cls = import_class(match[1])
-        allowed = choices(inspect.signature(cls).parameters) if cls is not None else "what its documentation says"
-        return f"A `{match[1].rpartition('.')[2]}` has no argument `{match[2]}`.", f"Choose among {allowed}."
-    if match := re.search(r"Parser key \"(\w+)\":\s+Problem with.*'([\w.]+)':\s+the following.* required: (\w+)", text):
-        section, class_path, name = match.groups()
-        return f"A `{class_path.rpartition('.')[2]}` needs `{name}`.", f"Give it, as in `--{section}.{name} VALUE`."
+        return _not_accepted(match[1], match[2], _whole_key(text[: match.start()]))
     if match := re.search(r"Multiple subclasses with name (\w+)\..*?: (.*)\.", text):
         return f"There are several classes `{match[1]}`.", f"Choose one of {choices(match[2].split(', '))}."
+    if match := re.search(r"class_path '([\w.]+)':\s+the following arguments are required: (.*)", text):
+        return _incomplete(match[1], match[2].split(", "), text[: match.start()], text[match.end() :])
     if match := re.search(r"class_path '([\w.]+)':\s+(?:module .* has no attribute|No module named)", text):
         return f"There is no class `{match[1]}`.", "Give the import path of a class that exists."
     if match := re.search(r'Parser key "([\w.]+)"(?!.*Parser key)', text, re.DOTALL):
@@ -52,9 +49,16 @@ def sentences(error: ArgumentError, command: str, options: Callable[[], Sequence
         expected = dict.fromkeys(
             re.findall(r"Expected an? (?:<class '([\w.]+)'>|([\w.\[\]', ]+?)(?:\. Got|\n|$))", text)
         )
-        kinds = " or ".join(_kind(a or b) for a, b in expected)
+        # A section that chooses a class may be left out, but never be none.
+        kinds = [_kind(a or b) for a, b in expected if key not in SECTIONS or (a or b) != "NoneType"]
+        bases = dict.fromkeys(re.findall(r"(?:subclass of|Expected a subclass of) (\w+)", text))
+        if bases:
+            # A type of this package's that stands for two of Lightning's.
+            names = (base.replace("AnyDataModule", "LightningDataModule") for base in bases)
+            paths = f"the `class_path` of {' or '.join(f'a `{name}`' for name in names)}"
+            kinds = [paths, *(kind for kind in kinds if not kind.startswith("a value of type path"))]
         if value and kinds:
-            return f"`{key}` cannot be `{value[1]}`.", f"Give {kinds}."
+            return f"`{key}` cannot be `{_given(value[1])}`.", f"Give {' or '.join(kinds)}."
     problem = " ".join(text.split()).rstrip(".")
     if "arguments are required" in problem:
         for missing, (what, example) in _REQUIRED.items():
@@ -65,6 +69,45 @@ def sentences(error: ArgumentError, command: str, options: Callable[[], Sequence
     meant = _meant(unknown[1], options()) if unknown else None
     advice = f"Write `{meant}` if that was meant; {see} has all options." if meant else f"See {see}."
     return f"The command line cannot be read: {problem}.", advice
+
+
+def _not_accepted(class_path: str, name: str, key: str) -> tuple[str, str]:
+    """What to say of an argument that a class does not have by name."""
+    problem, cls = f"`{class_path.rpartition('.')[2]}` has no argument `{name}`.", import_class(class_path)
+    if cls is None:
+        return problem, "Choose among what its documentation says."
+    parameters = inspect.signature(cls).parameters.values()
+    named = [one.name for one in parameters if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
+    if any(one.kind is one.VAR_KEYWORD for one in parameters):
+        return (
+            problem,
+            f"Write `--{key}.dict_kwargs.{name}` to pass it on by keyword, or choose among {choices(named)}.",
+        )
+    return problem, f"Choose among {choices(named)}."
+
+
+def _incomplete(class_path: str, names: Sequence[str], before: str, after: str) -> tuple[str, str]:
+    """What to say of a class whose required arguments are not given, and where they belong.
+
+    Args:
+        class_path: the class.
+        names: the arguments.
+        before: what jsonargparse says before that; it names the key.
+        after: what it says then; it shows the value.
+    """
+    key, needed = _whole_key(before), " and ".join(f"`{name}`" for name in names)
+    them = "it" if len(names) == 1 else "them"
+    if "Given value type: <class 'list'>" in after:
+        remedy = f"Give {them} in the `init_args` of its entry in `{key}`."
+    else:
+        remedy = f"Give {them}, as in `{' '.join(f'--{key}.{name} VALUE' for name in names)}`."
+    return f"`{class_path.rpartition('.')[2]}` needs {needed}.", remedy
+
+
+def _given(value: str) -> str:
+    """A value as somebody may have written it: of a class, its path alone."""
+    path = re.match(r"\[?(?:Namespace\(|\{|NestedArg\(key='\w+', )'?(?:class_path|val)'?(?:=|: )'([\w.]+)'", value)
+    return path[1] if path else value
 
 
 def _whole_key(text: str) -> str:
@@ -89,4 +132,6 @@ def _kind(expected: str) -> str:
     if expected.startswith("typing.Literal"):
         values = re.findall(r"'(.*?)'", expected)
         return f"one of {choices(values)}"
+    if expected.endswith("Sequence"):
+        return "a list"
     return "none" if expected == "NoneType" else f"a value of type {expected}"

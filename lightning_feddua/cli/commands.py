@@ -1,4 +1,4 @@
-"""The command line: ``feddua fit``, ``data``, ``compare``, ``sweep``, ``plot``, ``report`` and ``completion``."""
+"""The command line: ``feddua fit``, ``validate``, ``test``, ``predict``, ``data``, ``compare`` and so on."""
 
 from __future__ import annotations
 
@@ -16,12 +16,22 @@ from lightning_feddua.__about__ import __version__
 from lightning_feddua._private import options_of
 from lightning_feddua.cli.argument_errors import sentences
 from lightning_feddua.cli.completion import add_completion_arguments, completion
+from lightning_feddua.cli.construction import ConstructionError
 from lightning_feddua.cli.data import add_data_arguments, describe_data
+from lightning_feddua.cli.evaluate import (
+    add_predict_arguments,
+    add_test_arguments,
+    add_validate_arguments,
+    predict,
+    test,
+    validate,
+)
 from lightning_feddua.cli.fit import add_fit_arguments, add_loop_arguments, fit, resolved_text
+from lightning_feddua.cli.own_frames import own_traceback
 from lightning_feddua.cli.recipe_arguments import resolve_recipe
 from lightning_feddua.cli.recipe_classes import SECTIONS
 from lightning_feddua.cli.recipes import shipped_recipes
-from lightning_feddua.errors import ConfigurationError, choices
+from lightning_feddua.errors import ClientError, ConfigurationError, DivergenceError, choices
 from lightning_feddua.experiments.compare import (
     add_compare_arguments,
     add_plot_arguments,
@@ -37,8 +47,8 @@ from lightning_feddua.experiments.sweep import Sweep, add_sweep_arguments, sweep
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.
 
-    Returns 0, or 1 if one of several runs failed (those of a sweep may diverge), or 2 for bad input, or 130 when
-    interrupted; other errors are raised.
+    Returns 0, or 1 if one of several runs failed (those of a sweep may diverge) or code of the user's raised an
+    exception, or 2 for bad input, or 130 when interrupted; other errors are raised.
     """
     # As with `python -m`: a recipe may name modules in the current folder.
     if "" not in sys.path:
@@ -48,17 +58,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("feddua: interrupted", file=sys.stderr)
         return 130
+    except ConstructionError as error:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"{error.traceback}feddua: error: {error}", file=sys.stderr)
+        return 1
     except Exception as error:
         # jsonargparse wraps what a class's constructor raises.
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, ConfigurationError):
             cause = cause.__cause__ or cause.__context__
         if cause is None:
-            raise
+            own = own_traceback(error)
+            # Several runs go on where one has diverged.
+            if own is None or isinstance(error, DivergenceError):
+                raise
+            print(f"{own}feddua: error: {_in_a_sentence(error)}", file=sys.stderr)
+            return 1
         # Under torchrun every rank finds the same mistake; one of them says so.
         if os.environ.get("RANK", "0") == "0":
             print(f"feddua: error: {cause}", file=sys.stderr)
         return 2
+
+
+def _in_a_sentence(error: Exception) -> str:
+    """What failed; a client's error says it by itself."""
+    if isinstance(error, ClientError):
+        return str(error)
+    message = f"{type(error).__name__}: {' '.join(str(error).split()).rstrip('.')}"
+    return f"The run failed with {message}. The traceback above shows where."
 
 
 def _run(arguments: list[str]) -> int:
@@ -78,13 +105,14 @@ def _run(arguments: list[str]) -> int:
         name: _parser(description=one.description, epilog=f"Example: feddua {name} {one.example}")
         for name, one in COMMANDS.items()
     }
+    # Imports the classes that are asked for, so that the parser knows what they derive from.
+    if command in COMMANDS:
+        arguments = [command, *COMMANDS[command].prepare(arguments[1:])]
     for name, subparser in subparsers.items():
         # What the others take would only cost time.
         if name == command:
             COMMANDS[name].add_arguments(subparser)
         subcommands.add_subcommand(name, subparser, help=_first_sentence(COMMANDS[name].description))
-    if command in COMMANDS:
-        arguments = [command, *COMMANDS[command].prepare(arguments[1:])]
     config = _parse(parser, arguments, command if command in COMMANDS else "")
     return COMMANDS[command].run(subparsers[command], config[command]) or 0
 
@@ -118,9 +146,10 @@ def _parser(**arguments: Any) -> ArgumentParser:
 
 def _resolve_fit(arguments: list[str]) -> dict[str, Any]:
     """What ``feddua fit`` would run."""
+    arguments = resolve_recipe(arguments, [*SECTIONS, "loop"])
     parser = _parser()
     add_fit_arguments(parser)
-    config = _parse(parser, resolve_recipe(arguments, [*SECTIONS, "loop"]), "compare")
+    config = _parse(parser, arguments, "compare")
     return yaml.safe_load(resolved_text(parser, config))
 
 
@@ -157,6 +186,27 @@ COMMANDS = {
         add_fit_arguments,
         lambda arguments: resolve_recipe(arguments, [*SECTIONS, "loop"]),
         fit,
+    ),
+    "validate": Command(
+        "Print the validation metrics of a recipe's model. `--ckpt_path` gives it the weights of a checkpoint.",
+        "--config synthetic --ckpt_path last",
+        add_validate_arguments,
+        lambda arguments: resolve_recipe(arguments, [*SECTIONS, "loop"]),
+        validate,
+    ),
+    "test": Command(
+        "Print the test metrics of a recipe's model. `--ckpt_path` gives it the weights of a checkpoint.",
+        "--config cifar10 --ckpt_path last",
+        add_test_arguments,
+        lambda arguments: resolve_recipe(arguments, [*SECTIONS, "loop"]),
+        test,
+    ),
+    "predict": Command(
+        "Save the predictions of a recipe's model. They are what `predict_step` returns, batch by batch.",
+        "--config cifar10 --ckpt_path last --out predictions.pt",
+        add_predict_arguments,
+        lambda arguments: resolve_recipe(arguments, [*SECTIONS, "loop"]),
+        predict,
     ),
     "data": Command(
         "Describe a recipe's clients. With `--plot`, draw how labels are distributed over them.",

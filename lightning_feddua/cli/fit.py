@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 from argparse import SUPPRESS
 from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
+from lightning import LightningModule
 from lightning.fabric.utilities.seed import seed_everything
 
+from lightning_feddua._private import action_of, set_type
 from lightning_feddua.callbacks import FederatedCallback
+from lightning_feddua.cli.construction import make
 from lightning_feddua.cli.recipe_arguments import add_config_arguments, add_section
-from lightning_feddua.cli.recipe_classes import LOOP_SKIPS, SECTIONS
+from lightning_feddua.cli.recipe_classes import CLASSES_OF_LIGHTNING, LOOP_SKIPS, SECTIONS, with_twins
+from lightning_feddua.data import FederatedDataModule
 from lightning_feddua.launch.run_folders import RECIPE_FILE
 from lightning_feddua.loop import FederatedLoop
 
@@ -39,14 +44,19 @@ class SaveRecipe(FederatedCallback):
         return {"recipe": self._text}
 
 
-def add_fit_arguments(parser: ArgumentParser) -> None:
-    """What ``feddua fit`` takes: a recipe, and all that it can have in it."""
+def add_recipe_arguments(parser: ArgumentParser) -> None:
+    """A recipe, and all that it can have in it."""
     add_config_arguments(parser)
     for section in SECTIONS:
         add_section(parser, section, _DEFAULTS.get(section))
     add_loop_arguments(parser)
     # Lightning's own class has no words for it.
     (parser.groups or {})["model"].title = "Any LightningModule"
+
+
+def add_fit_arguments(parser: ArgumentParser) -> None:
+    """What ``feddua fit`` takes."""
+    add_recipe_arguments(parser)
     parser.add_argument(
         "--ckpt_path",
         type=str,
@@ -59,20 +69,38 @@ def add_fit_arguments(parser: ArgumentParser) -> None:
 def add_loop_arguments(parser: ArgumentParser) -> None:
     """The loop's settings."""
     parser.add_class_arguments(FederatedLoop, "loop", skip=LOOP_SKIPS, instantiate=False)
+    known = inspect.signature(FederatedLoop).parameters
+    for name in CLASSES_OF_LIGHTNING:
+        # Unless somebody has imported the other package, there is nothing to change.
+        if name in known and (kind := with_twins(known[name].annotation)) != known[name].annotation:
+            set_type(action_of(parser, f"loop.{name}"), kind)
 
 
 def fit(parser: ArgumentParser, config: Namespace) -> None:
     """Run it."""
     ckpt_path = config.pop("ckpt_path", None)
     recipe = resolved_text(parser, config)
+    loop, model, data = make_run(parser, config, SaveRecipe(recipe))
+    loop.fit(model, data, ckpt_path)
+
+
+def make_run(
+    parser: ArgumentParser, config: Namespace, *callbacks: FederatedCallback
+) -> tuple[FederatedLoop, LightningModule, FederatedDataModule]:
+    """The loop, the model and the data that a command line describes.
+
+    Args:
+        parser: the command's.
+        config: what it has parsed.
+        *callbacks: for the loop, behind the recipe's own.
+    """
     # Before anything random is made: the model's initial weights belong to the run's seed.
     seed_everything(config.loop.seed % 2**32, verbose=False)
-    made = parser.instantiate(config)
+    made = make(parser, config)
     settings = dict(vars(made.loop))
-    callbacks = settings.pop("callbacks") or []
-    settings["callbacks"] = [*(callbacks if isinstance(callbacks, list) else [callbacks]), SaveRecipe(recipe)]
-    loop = FederatedLoop(server=made.server, client=made.client, **settings)
-    loop.fit(made.model, made.data, ckpt_path)
+    given = settings.pop("callbacks") or []
+    settings["callbacks"] = [*(given if isinstance(given, list) else [given]), *callbacks]
+    return FederatedLoop(server=made.server, client=made.client, **settings), made.model, made.data
 
 
 def resolved_text(parser: ArgumentParser, config: Namespace) -> str:

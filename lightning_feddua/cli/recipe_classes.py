@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping
 from importlib import import_module
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
-from lightning import LightningModule
+from lightning import Callback, LightningModule
+from lightning.fabric.loggers import Logger
 
+from lightning_feddua.argument_names import loop_argument
 from lightning_feddua.clients import LocalTraining
 from lightning_feddua.data import FederatedDataModule
-from lightning_feddua.errors import ConfigurationError, choices
+from lightning_feddua.data.wrapped import PredictedDataModule, WrappedDataModule
+from lightning_feddua.errors import ConfigurationError, choices, instead_of
+from lightning_feddua.lightning_names import lightning_classes
 from lightning_feddua.loop import FederatedLoop
 from lightning_feddua.models import Classifier
 from lightning_feddua.servers import Server
@@ -25,8 +31,10 @@ SECTIONS: dict[str, type] = {
     "data": FederatedDataModule,
 }
 LOOP_SKIPS = {"server", "client"}
+# Settings of the loop that may be of either of Lightning's packages.
+CLASSES_OF_LIGHTNING = ("callbacks", "loggers")
 # Bases that no recipe can choose: they lack something that a subclass has, or that Python alone can give them.
-_FOR_SUBCLASSES = (FederatedDataModule, Classifier)
+_FOR_SUBCLASSES = (FederatedDataModule, PredictedDataModule, WrappedDataModule, Classifier)
 # Further keys of a recipe.
 BASE = "base"
 PRESETS = "presets"
@@ -54,7 +62,7 @@ def section_class(section: str, value: Any) -> tuple[type, Mapping[str, Any]]:
         raise ConfigurationError(
             f"The recipe's `{section}` does not choose a class.", "Give it a `class_path` and, if need be, `init_args`."
         )
-    _check_names(f"The recipe's `{section}`", value, ["class_path", "init_args"], "key")
+    _check_names(f"The recipe's `{section}`", value, ["class_path", "init_args", "dict_kwargs"], "key")
     arguments = value.get("init_args") or {}
     if not isinstance(arguments, Mapping):
         raise ConfigurationError(
@@ -70,13 +78,45 @@ def find_class(section: str, class_path: str) -> type:
     if class_path in known:
         return known[class_path]
     cls = import_class(class_path)
-    if cls is not None and not (isinstance(cls, type) and issubclass(cls, base)):
+    if cls is not None and not (isinstance(cls, type) and issubclass(cls, base_classes(base))):
+        if section == "data" and isinstance(cls, type) and issubclass(cls, lightning_classes("LightningDataModule")):
+            raise ConfigurationError(
+                f"`{class_path}` has no clients.",
+                f"Split its data: `--data PartitionedDataModule --data.datamodule {class_path} --data.partitioner"
+                " IIDPartitioner --data.partitioner.num_clients 10`, or another partitioner.",
+            )
         raise ConfigurationError(f"`{class_path}` is not a `{base.__name__}`.", f"Choose one of {choices(known)}.")
     if cls is None:
         raise ConfigurationError(*no_such_class(section, class_path, base))
     if inspect.isabstract(cls):
         raise ConfigurationError(f"`{class_path}` is abstract.", f"Choose a subclass, or one of {choices(known)}.")
     return cls
+
+
+def import_named(value: Any) -> None:
+    """Import all classes that a value from YAML names, so that what they derive from is known."""
+    for one in value if isinstance(value, list) else [value]:
+        path = one.get("class_path") if isinstance(one, Mapping) else one
+        if isinstance(path, str) and path.replace(".", "").isidentifier():
+            import_class(path)
+
+
+def with_twins(kind: Any) -> Any:
+    """A type in which a class of Lightning's also stands for its twin, where somebody has imported that."""
+    if kind in (Callback, Logger):
+        # Loggers derive from Fabric's, of which there are two as well.
+        name = "Callback" if kind is Callback else "loggers.Logger"
+        twins = (cls for cls in lightning_classes(name) if not issubclass(cls, kind))
+        return Union[(kind, *twins)]  # noqa: UP007
+    inner = tuple(with_twins(one) for one in get_args(kind))
+    if not inner or inner == get_args(kind):
+        return kind
+    return Union[inner] if get_origin(kind) in (Union, UnionType) else get_origin(kind)[inner]  # noqa: UP007
+
+
+def base_classes(base: type) -> tuple[type, ...]:
+    """A base class, and its twin where Lightning has one in each of its packages."""
+    return tuple(dict.fromkeys((base, *lightning_classes(base.__name__)))) if base is LightningModule else (base,)
 
 
 def shipped_classes(base: type) -> dict[str, type]:
@@ -94,6 +134,15 @@ def shipped_classes(base: type) -> dict[str, type]:
 def no_such_class(kind: str, class_path: str, base: type) -> tuple[str, str]:
     """What to say where a name is not that of a class."""
     known = shipped_classes(base)
+    module, _, name = class_path.rpartition(".")
+    if module and all(part.isidentifier() for part in class_path.split(".")):
+        found = sys.modules.get(module)
+        if found is None:
+            return f"There is no module `{module}`.", f"Give the import path of a `{base.__name__}`."
+        own = [one for one, value in vars(found).items() if isinstance(value, type)]
+        near = difflib.get_close_matches(name, own, n=1)
+        meant = f"Write `{module}.{near[0]}` if that was meant." if near else "Give the name of a class in it."
+        return f"`{module}` has no `{name}`.", meant
     return (
         f"There is no {kind} `{class_path}`.",
         f"{hint(class_path, known)}hoose one of {choices(known)}, or give the import path of a `{base.__name__}`.",
@@ -125,19 +174,36 @@ def check_arguments(section: str, cls: type, arguments: Iterable[str]) -> None:
         return
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
+    advice = loop_argument if section == "loop" else instead_of
     allowed = [name for name in parameters if section != "loop" or name not in LOOP_SKIPS]
-    _check_names(f"`{section}`, a `{cls.__name__}`,", arguments, allowed, "argument")
+    _check_names(f"`{section}`, a `{cls.__name__}`,", arguments, allowed, "argument", advice)
     if isinstance(arguments, Mapping):
         for name, value in arguments.items():
             if value is None and not _may_be_none(parameters[name]):
                 raise ConfigurationError(
                     f"`{section}.{name}` cannot be null.", "Leave it out for its default, or give a value."
                 )
+            if section == "loop":
+                import_named(value)
             for one in value if isinstance(value, list) else [value]:
                 if isinstance(one, Mapping) and isinstance(one.get("class_path"), str):
                     inner = import_class(one["class_path"])
                     if isinstance(inner, type):
                         check_arguments(f"{section}.{name}", inner, one.get("init_args") or {})
+
+
+def check_required(section: str, cls: type, given: Collection[str]) -> None:
+    """One clear error for an argument without a type that is not given: jsonargparse would take it to be None."""
+    try:
+        parameters = inspect.signature(cls).parameters.values()
+    except ValueError:
+        return
+    for one in parameters:
+        untyped = one.annotation is one.empty and one.default is one.empty
+        if untyped and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY) and one.name not in given:
+            raise ConfigurationError(
+                f"`{cls.__name__}` needs `{one.name}`.", f"Give it, as in `--{section}.{one.name} VALUE`."
+            )
 
 
 def _may_be_none(parameter: inspect.Parameter) -> bool:
@@ -146,12 +212,16 @@ def _may_be_none(parameter: inspect.Parameter) -> bool:
     return unknown or parameter.default is None or any(word in kind for word in ("None", "Optional", "Any"))
 
 
-def _check_names(owner: str, given: Iterable[str], allowed: list[str], kind: str) -> None:
+def _check_names(
+    owner: str,
+    given: Iterable[str],
+    allowed: list[str],
+    kind: str,
+    advice: Callable[[str, Iterable[str]], str] = instead_of,
+) -> None:
     for name in given:
         if name not in allowed:
-            raise ConfigurationError(
-                f"{owner} has no {kind} `{name}`.", f"{hint(name, allowed)}hoose among {choices(allowed)}."
-            )
+            raise ConfigurationError(f"{owner} has no {kind} `{name}`.", advice(name, allowed))
 
 
 def hint(name: str, allowed: Iterable[str], initial: str = "c") -> str:

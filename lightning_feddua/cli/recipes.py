@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from lightning_feddua.cli.recipe_classes import BASE, PRESETS, SECTIONS, hint
-from lightning_feddua.errors import ConfigurationError, choices
+from lightning_feddua.errors import ConfigurationError, choices, instead_of
 
 
 class _DuplicateKeyError(Exception):
@@ -22,13 +22,20 @@ class _DuplicateKeyError(Exception):
 class _UniqueKeys(yaml.SafeLoader):
     """Plain values, with an error for a key that is given twice: YAML would silently take the last one."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        # As written: later on a mapping also has the keys of those that are merged into it.
+        node = super().compose_mapping_node(anchor)
         lines: dict[str, int] = {}
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
             line = key.start_mark.line + 1
-            if isinstance(key, yaml.ScalarNode) and lines.setdefault(key.value, line) != line:
-                raise _DuplicateKeyError(f"`{key.value}` in line {lines[key.value]} and in line {line}")
-        return super().construct_mapping(node, deep)
+            if key.value in lines:
+                first = lines[key.value]
+                where = f"in line {line}" if first == line else f"in line {first} and in line {line}"
+                raise _DuplicateKeyError(f"`{key.value}` {where}")
+            lines[key.value] = line
+        return node
 
 
 def recipe_dirs() -> list[Path]:
@@ -127,7 +134,7 @@ def _check_removed(kind: str, own: Mapping[str, Any], base: Mapping[str, Any], p
         if value is None and name not in base:
             raise ConfigurationError(
                 f"The recipe `{path}` removes the {kind} `{name}`, which its base does not have.",
-                f"{hint(name, base)}hoose among {choices(base)}." if base else "Leave it out.",
+                instead_of(name, base) if base else "Leave it out.",
             )
 
 

@@ -16,6 +16,7 @@ from lightning_feddua.data.partitioners import (
 from lightning_feddua.data.shakespeare import Shakespeare
 from lightning_feddua.data.sparse_regression import SparseRegression
 from lightning_feddua.data.synthetic import SyntheticRegression
+from lightning_feddua.data.wrapped import PartitionedDataModule
 
 __all__ = [
     "Cifar",
@@ -27,6 +28,7 @@ __all__ = [
     "IIDPartitioner",
     "NaturalPartitioner",
     "Partition",
+    "PartitionedDataModule",
     "Partitioner",
     "PathologicalPartitioner",
     "QuantitySkewPartitioner",

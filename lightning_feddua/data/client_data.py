@@ -25,6 +25,7 @@ class ClientData:
     """
 
     def __init__(self, dataset: Dataset[Any], collate_fn: Collate | None = None) -> None:
+        self.dataset, self.collate_fn = dataset, collate_fn
         self._dataset, self._places = _unwrap_subsets(dataset)
         self._tensors = None
         # A subclass may change samples in `__getitem__`.
@@ -34,6 +35,11 @@ class ClientData:
 
     def __len__(self) -> int:
         return len(self._dataset) if self._places is None else len(self._places)  # type: ignore[arg-type]
+
+    @property
+    def samples(self) -> int:
+        """The number of samples."""
+        return len(self)
 
     @property
     def in_memory(self) -> bool:
@@ -87,8 +93,28 @@ class ReusableBatch:
         return [version_of(tensor) for tensor in self._tensors] == self._versions
 
 
+def limited(batches: int, limit: int | float | None) -> int:
+    """How many of some minibatches are used, as Trainer counts them.
+
+    Args:
+        batches: how many there are.
+        limit: at most so many, or this fraction of them if a float; None for all.
+
+    >>> limited(10, 3), limited(10, 0.35), limited(10, 1), limited(10, 1.0), limited(10, 12.0), limited(10, None)
+    (3, 3, 1, 10, 10, 10)
+    """
+    if limit is None:
+        return batches
+    return int(batches * limit) if isinstance(limit, float) and limit <= 1 else min(batches, int(limit))
+
+
 def minibatches(
-    size: int, batch_size: int, rng: np.random.Generator, steps: int | None = None, epochs: int | None = None
+    size: int,
+    batch_size: int,
+    rng: np.random.Generator,
+    steps: int | None = None,
+    epochs: int | None = None,
+    length: int | None = None,
 ) -> Iterator[tuple[int, np.ndarray]]:
     """The positions of the samples in a client's minibatches, reshuffled in each pass.
 
@@ -103,6 +129,7 @@ def minibatches(
         rng: the generator of the shuffles.
         steps: the number of minibatches; None to use ``epochs``.
         epochs: the number of passes.
+        length: the number of minibatches in a pass, of which there are only the first; None for all.
 
     Yields:
         The number of the pass and the positions of each minibatch.
@@ -117,7 +144,7 @@ def minibatches(
     else:
         for epoch in range(epochs or 0):
             order = rng.permutation(size)
-            for start in range(0, size, batch_size):
+            for start in range(0, size, batch_size)[:length]:
                 yield epoch, order[start : start + batch_size]
 
 

@@ -57,7 +57,7 @@ class HuggingFaceDataModule(FederatedDataModule):
                 f"It is unclear who the clients are: {given} of `client_column` and `partitioner` given.",
                 "Give exactly one of the two.",
             )
-        if partitioner is not None and label_column is None:
+        if partitioner is not None and partitioner.needs_labels and label_column is None:
             raise ConfigurationError("The partitioner has no labels.", "Name their column with `label_column`.")
         self.path = path
         self.client_column, self.partitioner, self.label_column = client_column, partitioner, label_column

@@ -129,6 +129,11 @@ class Partition(Mapping[str, Dataset[Any]]):
         for i, name in enumerate(self.ids):
             yield str(name), self.rows(i)
 
+    @property
+    def all_rows(self) -> np.ndarray:
+        """The rows of the first client, then those of the second, and so on."""
+        return self._rows
+
     def rows(self, index: int) -> np.ndarray:
         """The rows of the client at an index."""
         return self._rows[self._starts[index] : self._starts[index + 1]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -20,6 +20,9 @@ class Partitioner(ABC):
         num_clients: the number of clients. The dataset must have at least as many rows.
         seed: the seed of the split.
     """
+
+    # Whether the split depends on the labels; if not, `split` gets zeros where there are none.
+    needs_labels: ClassVar[bool] = True
 
     def __init__(self, num_clients: int, seed: int = 0) -> None:
         check_whole("num_clients", num_clients, least=1)
@@ -77,6 +80,8 @@ class IIDPartitioner(Partitioner):
     >>> [len(rows) for rows in IIDPartitioner(3).partition(np.zeros(10))]
     [4, 3, 3]
     """
+
+    needs_labels = False
 
     def split(self, labels: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
         """Cut the shuffled rows into parts of equal size."""
@@ -225,6 +230,8 @@ class QuantitySkewPartitioner(Partitioner):
         seed: the seed of the split.
     """
 
+    needs_labels = False
+
     def __init__(self, num_clients: int, alpha: float = 1.0, min_samples: int = 1, seed: int = 0) -> None:
         super().__init__(num_clients, seed)
         check_positive("alpha", alpha, finite=True)
@@ -235,9 +242,8 @@ class QuantitySkewPartitioner(Partitioner):
         """Cut the shuffled rows at random places."""
         spare = _check_sizes_possible(len(labels), self.num_clients, self.min_samples)
         shares = rng.dirichlet(np.full(self.num_clients, self.alpha))
-        cuts = np.rint(np.cumsum(shares) * spare).astype(np.int64) + self.min_samples * np.arange(
-            1, self.num_clients + 1
-        )
+        least = self.min_samples * np.arange(1, self.num_clients + 1)
+        cuts = np.rint(np.cumsum(shares) * spare).astype(np.int64) + least
         return np.split(rng.permutation(len(labels)), cuts[:-1])
 
 

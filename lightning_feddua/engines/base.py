@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from torch import Tensor
 
 from lightning_feddua.aggregation.update import ClientUpdate
-from lightning_feddua.data.client_data import ClientData
+from lightning_feddua.data.client_data import ClientData, limited
 from lightning_feddua.errors import ClientError, ConfigurationError, choices
 
 if TYPE_CHECKING:
@@ -25,27 +25,70 @@ AUTO = "auto"
 
 
 @dataclass(frozen=True)
+class Clipping:
+    """How gradients are clipped.
+
+    Args:
+        value: the largest global norm, or the largest absolute value of an element.
+        algorithm: which of the two: ``"norm"`` or ``"value"``.
+    """
+
+    value: float
+    algorithm: str = "norm"
+
+
+@dataclass(frozen=True)
 class LocalWork:
     """How much a client does in a round.
 
     Args:
-        steps: the number of local steps; or None, and
+        steps: the number of optimizer steps; or None, and
         epochs: the number of passes over the client's data.
         batch_size: the size of a minibatch.
-        gradient_clip_val: the largest global norm of a gradient; None for no clipping.
+        clip: how gradients are clipped; None for no clipping.
+        accumulate: the number of minibatches whose gradients are added up for one step.
+        limit: the number of minibatches in a pass, or the fraction of them if a float; None for all.
+        drop_last: whether passes leave out a last minibatch that is smaller than the others.
     """
 
     steps: int | None
     epochs: int | None
     batch_size: int
-    gradient_clip_val: float | None = None
+    clip: Clipping | None = None
+    accumulate: int = 1
+    limit: int | float | None = None
+    drop_last: bool = False
+
+    def pass_length(self, size: int) -> int:
+        """The number of minibatches in a pass over this many samples; at least one."""
+        length = -(-size // self.batch_size)
+        if self.steps is not None:
+            return length
+        if self.drop_last:
+            length = max(size // self.batch_size, 1)
+        return max(limited(length, self.limit), 1)
 
     def batches(self, size: int) -> int:
-        """The number of local steps of a client with this many samples."""
+        """The number of minibatches that a client with this many samples reads."""
+        if self.steps is not None:
+            return self.steps * self.accumulate
+        assert self.epochs is not None
+        return self.epochs * self.pass_length(size)
+
+    def optimizer_steps(self, size: int) -> int:
+        """The number of optimizer steps of a client with this many samples."""
         if self.steps is not None:
             return self.steps
         assert self.epochs is not None
-        return self.epochs * -(-size // self.batch_size)
+        return self.epochs * -(-self.pass_length(size) // self.accumulate)
+
+    def ends_pass(self, size: int, index: int) -> bool:
+        """Whether the minibatch at a place, counted from the client's first, is the last of a pass."""
+        if size <= self.batch_size:
+            return True
+        if self.steps is None:
+            return (index + 1) % self.pass_length(size) == 0
+        return (index + 1) * self.batch_size // size > index * self.batch_size // size
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from lightning_feddua._private import tree_map, tree_unflatten
 from lightning_feddua.agreement import UPDATE_TOLERANCE, relative_difference, short_reason, warn_not_compiled
 from lightning_feddua.clients.local_training import LocalRound, LocalTraining
 from lightning_feddua.data.client_data import ReusableBatch
+from lightning_feddua.engines.base import Clipping
 from lightning_feddua.engines.stack import ClientStack
 from lightning_feddua.engines.stacked_steps import StackedSteps
 from lightning_feddua.engines.traced_steps import CompiledFunction, StepInputs, TracedSteps
@@ -66,7 +67,7 @@ class CompiledSteps:
         stack: ClientStack,
         batches: Iterator[tuple[int, Any]],
         local: LocalRound,
-        clip: float | None,
+        clip: Clipping | None,
         same_size: bool,
         lr_factor: float,
     ) -> dict[str, Tensor]:
@@ -76,7 +77,7 @@ class CompiledSteps:
             stack: the clients.
             batches: their minibatches.
             local: what the algorithm knows.
-            clip: the largest norm of a gradient.
+            clip: how gradients are clipped.
             same_size: whether all clients are at the same place in their data.
             lr_factor: multiplies the module's learning rates.
         """
@@ -126,7 +127,7 @@ class CompiledSteps:
         epochs: list[int],
         stack: ClientStack,
         local: LocalRound,
-        clip: float | None,
+        clip: Clipping | None,
         same_size: bool,
     ) -> dict[str, Tensor]:
         """Compile a new function, and compare it with the eager steps, whose result counts."""

@@ -10,16 +10,25 @@ import numpy as np
 
 from lightning_feddua.data.client_data import ReusableBatch, minibatches
 from lightning_feddua.data.prefetch import BatchRequest, Prefetcher, read_batch
-from lightning_feddua.engines.base import Client, GlobalState
+from lightning_feddua.data.streams import ClientStream
+from lightning_feddua.engines.base import Client, GlobalState, LocalWork
+from lightning_feddua.errors import ConfigurationError
 from lightning_feddua.host.federation import Federation
 from lightning_feddua.randomness import Purpose, generator
 
 
 def requests_of(client: Client, state: GlobalState) -> Iterator[BatchRequest]:
     """The minibatches that a client trains on in a round, in order."""
+    if isinstance(client.data, ClientStream):
+        raise ConfigurationError(
+            f"Client `{client.name}` is a DataLoader or a stream, which only the sequential engine reads.",
+            'Use `engine="sequential"`.',
+        )
     rng = generator(state.seed, state.round, client.index, Purpose.MINIBATCHES)
     work = state.work
-    drawn = minibatches(len(client.data), work.batch_size, rng, steps=work.steps, epochs=work.epochs)
+    size, epochs = len(client.data), work.epochs
+    steps = None if work.steps is None else work.batches(size)
+    drawn = minibatches(size, work.batch_size, rng, steps=steps, epochs=epochs, length=work.pass_length(size))
     for step, (epoch, positions) in enumerate(drawn):
         yield BatchRequest(state.seed, state.round, client.index, step, epoch, positions)
 
@@ -38,17 +47,30 @@ class Minibatches:
         # Minibatches of the round that worker processes prepare, and how many of them the present client still has.
         self._prefetched: Iterator[tuple[BatchRequest, Any]] | None = None
         self._ahead = 0
+        # Whether the minibatch that was read last from a stream is the last of its pass.
+        self._stream_ends = False
 
     def start_round(self, clients: list[Client], state: GlobalState) -> None:
         """Let worker processes, if there are any, begin with the minibatches of these clients."""
         self._prefetched = None
         workers = self._federation.datamodule.num_workers
-        if workers == 0 or all(client.data.in_memory for client in clients):
+        streams = any(isinstance(client.data, ClientStream) for client in clients)
+        if workers == 0 or streams or all(client.data.in_memory for client in clients):
             return
         if self._prefetcher is None:
             self._prefetcher = Prefetcher(self._federation.client_data, workers)
             self._federation.at_exit(self._prefetcher.close)
         self._prefetched = self._prefetcher.start([r for client in clients for r in requests_of(client, state)])
+
+    def close(self) -> None:
+        """End the worker processes."""
+        if self._prefetcher is not None:
+            self._prefetcher.close()
+        self._prefetcher = self._prefetched = None
+
+    def ends_pass(self, client: Client, work: LocalWork, index: int) -> bool:
+        """Whether the minibatch that was read last, at a place in the client's, is the last of a pass."""
+        return self._stream_ends if isinstance(client.data, ClientStream) else work.ends_pass(len(client.data), index)
 
     def start_client(self, client: Client, state: GlobalState) -> None:
         """Make ready for the next client, in the order of the round."""
@@ -65,6 +87,9 @@ class Minibatches:
     def of_client(self, client: Client, state: GlobalState) -> Iterator[tuple[int, Any]]:
         """The present client's minibatches, each with the number of the pass over the data that it belongs to."""
         data, work = client.data, state.work
+        if isinstance(data, ClientStream):
+            yield from self._of_stream(client, data, state)
+            return
         if self._prefetched is not None:
             while self._ahead:
                 self._ahead -= 1
@@ -81,3 +106,22 @@ class Minibatches:
             if whole is None or not whole.untouched:
                 whole = ReusableBatch(self._transfer(data.batch(np.arange(len(data)))))
             yield epoch, list(whole.batch)
+
+    def _of_stream(self, client: Client, data: ClientStream, state: GlobalState) -> Iterator[tuple[int, Any]]:
+        """Minibatches as they come. One is read ahead, as under Trainer: nobody else knows where a pass ends."""
+        work = state.work
+        if data.samples < 0 and isinstance(work.limit, float) and work.limit < 1:
+            raise ConfigurationError(
+                f"Client `{client.name}` is a stream of unknown length, of which `limit_train_batches={work.limit}` is"
+                " not known.",
+                "Give a number of minibatches.",
+            )
+        steps = None if work.steps is None else work.batches(len(data))
+        length = None if work.limit is None else work.pass_length(len(data))
+        batches = data.batches(state.seed, state.round, client.index, steps, work.epochs, length)
+        present = next(batches, None)
+        while present is not None:
+            following = next(batches, None)
+            self._stream_ends = self._federation.view.stream_ends = following is None or following[0] != present[0]
+            yield present[0], self._transfer(present[1])
+            present = following

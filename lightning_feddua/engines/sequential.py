@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
-from torch.optim import Optimizer
-from torchmetrics import Metric
 
 from lightning_feddua.aggregation.client_states import ClientStates
 from lightning_feddua.aggregation.update import ClientUpdate
@@ -17,12 +14,12 @@ from lightning_feddua.clients.local_training import LocalTraining
 from lightning_feddua.engines.base import Client, ClientEvents, Engine, GlobalState, register_engine
 from lightning_feddua.engines.local_rounds import LocalRounds
 from lightning_feddua.engines.minibatches import Minibatches
+from lightning_feddua.engines.optimizer_steps import OptimizerSteps
 from lightning_feddua.errors import ClientError, ConfigurationError
-from lightning_feddua.host.extra_gradients import ExtraGradients
 from lightning_feddua.host.federation import Federation
 from lightning_feddua.host.log_capture import LogCapture, compute_alone, local_metrics
 from lightning_feddua.host.training_step import TRAINING_HOOKS, batch_outputs, loss_of, takes_batch_idx
-from lightning_feddua.randomness import Purpose, random_state, seed_generators, set_random_state
+from lightning_feddua.randomness import Purpose, seed_generators
 
 
 @register_engine
@@ -48,23 +45,21 @@ class SequentialEngine(Engine):
         self._optimizers = federation.optimizers
         self._rounds = LocalRounds(federation, algorithm, states)
         self._minibatches = Minibatches(federation)
-        self._gradients = ExtraGradients(federation)
-        self._flat_gradient = torch.empty_like(federation.parameters.vector) if algorithm.corrects else None
-        self._capture = LogCapture(fabric.device)
+        self._capture = LogCapture(fabric.device, by_steps=True)
         self._losses: list[Tensor] = []
         self._precision = fabric.strategy.precision
-        self._scaler = getattr(self._precision, "scaler", None)
-        self._initial_scaler = None if self._scaler is None else self._scaler.state_dict()
         self._takes_batch_idx = takes_batch_idx(module)
-        self._overridden = {name for name in TRAINING_HOOKS if is_overridden(name, module)}
+        self._overridden = {name for name in TRAINING_HOOKS if federation.callbacks.defines(name)}
+        self._steps = OptimizerSteps(federation, algorithm, self._rounds, self._overridden, self._hook)
 
     def run(
         self, clients: list[Client], state: GlobalState, events: ClientEvents
     ) -> Iterator[ClientUpdate | ClientError]:
         """Train clients one after another. An update's memory is the module's own, and is used again by the next."""
-        self._view.strategy.optimizer_step = self._optimizer_step
+        self._view.strategy.optimizer_step = self._steps.step
         self._minibatches.start_round(clients, state)
         for client in clients:
+            self.federation.hidden_state.restore()
             if events.start is not None:
                 self.federation.restore(state.weights)
                 events.start(client)
@@ -83,12 +78,17 @@ class SequentialEngine(Engine):
             if events.end is not None:
                 events.end(client)
             yield self._update(client, state, metrics)
-            self.federation.parameters.drop_gradients()
+            self.federation.drop_gradients()
+
+    def close(self) -> None:
+        """End worker processes that read for it."""
+        self._minibatches.close()
 
     def _load(self, client: Client, state: GlobalState) -> None:
         """Bring module, optimizers, algorithm and random numbers to where a client starts from."""
         full_gradients = self._rounds.full_gradients([client], state)
         self.federation.restore(state.weights)
+        self._optimizers = self.federation.use_optimizers(len(client.data))
         self._optimizers.reset(state.lr_factor)
         self._local = self._rounds.start([client], state, full_gradients, stacked=False)
         device = self.federation.fabric.device
@@ -105,11 +105,8 @@ class SequentialEngine(Engine):
     def _clean_up(self) -> None:
         """Leave nothing of a client that has failed to the next."""
         self._view.stop_client()
-        self.federation.parameters.drop_gradients()
+        self.federation.drop_gradients()
         self._minibatches.skip_client()
-        for metric in self._module.modules():
-            if isinstance(metric, Metric):
-                metric.reset()
 
     def _train(self, client: Client, state: GlobalState) -> dict[str, Tensor]:
         """Train one client, from the weights in the module and leaving its own there; return what it logged."""
@@ -117,26 +114,31 @@ class SequentialEngine(Engine):
         self._work = work
         capture.start()
         self._losses = []
-        if self._scaler is not None:
-            self._scaler.load_state_dict(self._initial_scaler)
-        view.training = True
+        self._steps.start_client(self._optimizers, self._local, work)
+        view.in_client = True
         view.start_client(work, len(data))
-        view.logged_since = self._logged
+        view.client_data, view.logged_since = data, capture.logged_by_steps
         with capture.attached(self._module), local_metrics(self._module):
             self._hook("on_train_start")
             epoch, batch_idx, skipping = -1, 0, False
-            for new_epoch, batch in self._read(self._minibatches.of_client(client, state)):
+            self._accumulated, self._pass_ended = 0, False
+            counts_passes = work.accumulate > 1 or bool(self._optimizers.schedulers)
+            for index, (new_epoch, batch) in enumerate(self._read(self._minibatches.of_client(client, state))):
                 if new_epoch != epoch:
                     if epoch >= 0:
                         self._end_epoch()
                     epoch, batch_idx, skipping = new_epoch, 0, False
                     view.current_epoch = epoch
+                    capture.start_pass()
                     self._hook("on_train_epoch_start")
                 # As under Trainer, -1 from `on_train_batch_start` skips the rest of the pass.
-                skipping = skipping or self._step(batch, batch_idx) == -1
+                ends_pass = counts_passes and self._minibatches.ends_pass(client, work, index)
+                skipping = skipping or self._step(batch, batch_idx, ends_pass) == -1
                 batch_idx += 1
             self._end_epoch()
+            view.current_epoch = epoch + 1
             self._hook("on_train_end")
+            view.log_options |= capture.options
             view.stop_client()
             return self._results()
 
@@ -150,38 +152,55 @@ class SequentialEngine(Engine):
                 return
             yield drawn
 
-    def _step(self, batch: Any, batch_idx: int) -> int:
-        module, view = self._module, self._view
-        self._batch, self._batch_idx = batch, batch_idx
+    def _step(self, batch: Any, batch_idx: int, ends_pass: bool) -> int:
+        module, view, accumulate = self._module, self._view, self._work.accumulate
+        view.batch_idx = batch_idx
         self._capture.start_batch(batch)
         if self._hook("on_train_batch_start", batch, batch_idx) == -1:
+            # As under Trainer, for which this was the pass's last minibatch.
+            self._accumulated = 0
+            self._step_schedulers(batch_idx, stepped=True, ends_pass=True)
             return -1
         outputs: list[Any] = [None]
 
         def closure() -> Tensor | None:
             outputs[0] = self._training_step(batch, batch_idx)
             loss = loss_of(outputs[0])
-            self._zero_grad(batch_idx)
+            if self._accumulated == 0:
+                self._steps.zero_grad(batch_idx)
             if loss is not None:
-                self._backward(loss)
+                self._steps.backward(loss if accumulate == 1 else loss / accumulate)
             return loss
 
+        steps = self._accumulated + 1 == accumulate or (ends_pass and self._work.steps is None)
         if not module.automatic_optimization:
             outputs[0] = self._training_step(batch, batch_idx)
+        elif not steps:
+            closure()
         elif "optimizer_step" in self._overridden:
             module.optimizer_step(view.current_epoch, batch_idx, self._optimizers.wrapped[0], closure)
         else:
-            self._optimizer_step(self._optimizers.optimizers[0], closure)
-        if module.automatic_optimization:
-            self._optimizers.step_schedulers("step", batch_idx + 1)
+            self._steps.step(self._optimizers.optimizers[0], closure)
+        self._accumulated = 0 if steps else self._accumulated + 1
+        self._step_schedulers(batch_idx, steps, ends_pass)
         if "on_train_batch_end" in self._overridden:
             loss = loss_of(outputs[0], module.automatic_optimization)
-            module.on_train_batch_end(batch_outputs(outputs[0], loss), batch, batch_idx)
+            loss = loss if loss is None or accumulate == 1 else loss / accumulate
+            self._hook("on_train_batch_end", batch_outputs(outputs[0], loss), batch, batch_idx)
+        if steps and self._optimizers.plateaus:
+            self._optimizers.step_plateaus("step", batch_idx + 1, self._watched)
         return 0
 
+    def _step_schedulers(self, batch_idx: int, stepped: bool, ends_pass: bool) -> None:
+        """After a minibatch, step the schedulers that do not watch a metric, where and when Trainer does."""
+        self._pass_ended = ends_pass
+        if stepped and self._optimizers.schedulers:
+            self._optimizers.step_schedulers("step", batch_idx + 1)
+        if ends_pass:
+            self._optimizers.step_schedulers("epoch", self._view.current_epoch + 1)
+
     def _training_step(self, batch: Any, batch_idx: int) -> Any:
-        if self.algorithm.needs_anchor_gradient:
-            self._random_state = random_state(self.federation.fabric.device)
+        self._steps.correct.start_batch(batch, batch_idx)
         with self._precision.forward_context():
             if self._takes_batch_idx:
                 output = self._module.training_step(batch, batch_idx)
@@ -191,93 +210,23 @@ class SequentialEngine(Engine):
             self._losses.append(loss.detach())
         return output
 
-    def _zero_grad(self, batch_idx: int) -> None:
-        optimizer = self._optimizers.optimizers[0]
-        self._hook("on_before_zero_grad", optimizer)
-        if "optimizer_zero_grad" in self._overridden:
-            self._module.optimizer_zero_grad(self._view.current_epoch, batch_idx, optimizer)
-        else:
-            optimizer.zero_grad()
-
-    def _backward(self, loss: Tensor) -> None:
-        self._hook("on_before_backward", loss)
-        if self._scaler is not None:
-            loss = self._scaler.scale(loss)
-        self._module.backward(loss)
-        self._hook("on_after_backward")
-
-    def _optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], **kwargs: Any) -> Any:
-        """Step an optimizer around a closure; also what ``optimizer.step`` does in manual optimization."""
-
-        def closure_and_clipping() -> Any:
-            result = closure()
-            if self._scaler is not None and _has_gradient(optimizer):
-                self._scaler.unscale_(optimizer)
-            self._hook("on_before_optimizer_step", optimizer)
-            if self._module.automatic_optimization:
-                self._clip(optimizer)
-                self._correct()
-            return result
-
-        if self._scaler is None:
-            result = optimizer.step(closure=closure_and_clipping, **kwargs)
-        else:
-            result = closure_and_clipping()
-            # A closure that skipped its backward pass leaves nothing to unscale, and nothing to step with.
-            if _has_gradient(optimizer):
-                self._scaler.step(optimizer, **kwargs)
-                self._scaler.update()
-        if self._module.automatic_optimization:
-            self._rounds.project(self.federation.parameters.vector, self._local)
-        self._local.step += 1
-        self._view.global_step += 1
-        return result
-
-    def _correct(self) -> None:
-        """Let the algorithm change the gradient, as one vector; the parameters' gradients become windows on it."""
-        if self._flat_gradient is None:
-            return
-        flat, parameters = self.federation.parameters, self.federation.parameters.tensors
-        if self.algorithm.needs_anchor_gradient:
-            self._local.anchor_gradient = self._anchor_gradient()
-        self._flat_gradient.zero_()
-        windows = flat.gather([parameter.grad for parameter in parameters], self._flat_gradient)
-        self._rounds.correct(self._flat_gradient, flat.vector, self._local)
-        for parameter, window in zip(parameters, windows, strict=True):
-            if parameter.grad is not None:
-                parameter.grad = window
-
-    def _anchor_gradient(self) -> Tensor:
-        """The gradient of the present minibatch at the global weights, with the same random numbers."""
-        vector, device = self.federation.parameters.vector, self.federation.fabric.device
-        weights, after = vector.clone(), random_state(device)
-        vector.copy_(self._local.anchor)
-        set_random_state(device, self._random_state)
-        gradient = self._gradients.of_batch(self._batch, self._batch_idx)
-        vector.copy_(weights)
-        set_random_state(device, after)
-        return gradient
-
-    def _clip(self, optimizer: Optimizer) -> None:
-        value = self._work.gradient_clip_val
-        if "configure_gradient_clipping" in self._overridden:
-            self._module.configure_gradient_clipping(optimizer, value, None)
-        elif value is not None:
-            self._view.strategy.clip_gradients(optimizer, value)
-
     def _end_epoch(self) -> None:
         self._capture.start_batch(None)
         self._hook("on_train_epoch_end")
-        if self._module.automatic_optimization:
-            self._optimizers.step_schedulers("epoch", self._view.current_epoch + 1)
+        if self._pass_ended and self._optimizers.plateaus:
+            self._optimizers.step_plateaus("epoch", self._view.current_epoch + 1, self._watched)
 
     def _hook(self, name: str, *args: Any) -> Any:
-        return getattr(self._module, name)(*args) if name in self._overridden else None
+        return self.federation.callbacks.hook(name, *args) if name in self._overridden else None
 
     def _logged(self) -> dict[str, Tensor]:
         """What the module has logged in this client, reduced over its steps."""
         values = {name: value for name, (value, _) in self._capture.values().items()}
         return {**values, **{name: compute_alone(name, metric) for name, metric in self._capture.metrics.items()}}
+
+    def _watched(self) -> dict[str, Tensor]:
+        """What schedulers see of it: as under Trainer, values of the last step or pass."""
+        return self._capture.logged_by_steps("callback")
 
     def _results(self) -> dict[str, Tensor]:
         results = {"loss": torch.stack(self._losses).mean()} if self._losses else {}
@@ -287,7 +236,3 @@ class SequentialEngine(Engine):
         for metric in self._capture.metrics.values():
             metric.reset()
         return results
-
-
-def _has_gradient(optimizer: Optimizer) -> bool:
-    return any(p.grad is not None for group in optimizer.param_groups for p in group["params"])

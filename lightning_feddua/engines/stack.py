@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lightning_feddua.engines.base import GlobalState
+from lightning_feddua.engines.base import Clipping, GlobalState
 from lightning_feddua.host.buffers import flatten_buffers
 from lightning_feddua.host.federation import Federation
 
@@ -71,12 +71,16 @@ class ClientStack:
                 parameter.grad = window
         return self._gradients
 
-    def clip_gradients(self, max_norm: float) -> None:
-        """Clip each client's gradient at a global norm, as `clip_grad_norm_` does for one."""
+    def clip_gradients(self, clip: Clipping) -> None:
+        """Clip each client's gradient at a global norm, as `clip_grad_norm_` does for one, or each element."""
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
+        if clip.algorithm == "value":
+            for gradient in gradients:
+                gradient.clamp_(-clip.value, clip.value)
+            return
         squares = [gradient.flatten(1).square().sum(dim=1) for gradient in gradients]
         norms = torch.stack(squares).sum(dim=0).sqrt()
-        factors = (max_norm / (norms + 1e-6)).clamp(max=1.0)
+        factors = (clip.value / (norms + 1e-6)).clamp(max=1.0)
         for gradient in gradients:
             gradient.mul_(factors.view(-1, *[1] * (gradient.dim() - 1)))
 

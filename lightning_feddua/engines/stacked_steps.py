@@ -11,10 +11,12 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from lightning_feddua._private import NO_BATCHING_RULE, tree_map
 from lightning_feddua.clients.local_training import LocalRound, LocalTraining
+from lightning_feddua.engines.base import Clipping
 from lightning_feddua.engines.local_rounds import LocalRounds
 from lightning_feddua.engines.stack import ClientStack
 from lightning_feddua.host.federation import Federation
 from lightning_feddua.host.log_capture import LogCapture
+from lightning_feddua.host.log_options import LogOptions
 from lightning_feddua.host.training_step import TrainingStep
 from lightning_feddua.randomness import random_state, set_random_state
 
@@ -39,12 +41,17 @@ class StackedSteps:
         self._forward_can_be_vmapped = True
         self._unused: set[str] | None = None
 
+    @property
+    def log_options(self) -> dict[str, LogOptions]:
+        """How the module has logged in the last steps that were not compiled, by name."""
+        return self._capture.options
+
     def run(
         self,
         stack: ClientStack,
         batches: Iterable[tuple[int, Any]],
         local: LocalRound,
-        clip: float | None,
+        clip: Clipping | None,
         same_size: bool,
     ) -> dict[str, Tensor]:
         """Make a step for each stacked minibatch; return what the clients logged.
@@ -53,7 +60,7 @@ class StackedSteps:
             stack: the clients, with the optimizer working on them.
             batches: minibatches with the number of the pass over the data that each belongs to.
             local: what the algorithm knows.
-            clip: the largest norm of a gradient; None for no clipping.
+            clip: how gradients are clipped; None for no clipping.
             same_size: whether all clients are at the same place in their data.
         """
         federation, view = self._federation, self._federation.view
@@ -66,16 +73,24 @@ class StackedSteps:
                         federation.optimizers.step_schedulers("epoch", epoch + 1)
                     epoch, first = new_epoch, index
                     view.current_epoch = epoch if same_size else None
+                view.batch_idx = index - first if same_size else None
                 self._step(stack, batch, index - first if same_size else _UNKNOWN, logged, local, clip)
                 federation.optimizers.step_schedulers("step", index - first + 1)
                 view.global_step += 1
         return {name: value for name, (value, _) in logged.values().items()}
 
     def _step(
-        self, stack: ClientStack, batch: Any, batch_idx: Any, logged: LogCapture, local: LocalRound, clip: float | None
+        self,
+        stack: ClientStack,
+        batch: Any,
+        batch_idx: Any,
+        logged: LogCapture,
+        local: LocalRound,
+        clip: Clipping | None,
     ) -> None:
         weights: dict[str, float] = {}
         capture = self._capture
+        decayed = self._federation.optimizers.decayed(self._optimizer)
 
         def loss_and_more(
             parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any
@@ -102,6 +117,8 @@ class StackedSteps:
         if self._algorithm.corrects:
             self._rounds.correct(stack.flat_gradients(), stack.matrix, local)
         self._optimizer.step()
+        if decayed is not None:
+            decayed.undo()
         self._rounds.project(stack.matrix, local)
         local.step += 1
         if "loss" not in logs:

@@ -25,11 +25,13 @@ from lightning_feddua._private import (
     tree_unflatten,
 )
 from lightning_feddua.clients.local_training import LocalRound, LocalTraining
-from lightning_feddua.engines.preserved import is_torchs_own, plain_attributes, preserved_attributes
+from lightning_feddua.engines.base import Clipping
 from lightning_feddua.engines.recorded_reads import RecordedReads
 from lightning_feddua.engines.stack import ClientStack
 from lightning_feddua.engines.stacked_steps import StackedSteps
 from lightning_feddua.host.federation import Federation
+from lightning_feddua.host.hidden.hidden_state import plain_attributes
+from lightning_feddua.host.hidden.snapshot import is_torchs_own
 from lightning_feddua.vectors import scalar_dtype
 
 
@@ -150,13 +152,15 @@ class TracedSteps:
             [numbers(algorithm.numbers) for algorithm in self._algorithms],
         )
 
-    def compile(self, inputs: StepInputs, epochs: list[int], clip: float | None, same_size: bool) -> CompiledFunction:
+    def compile(
+        self, inputs: StepInputs, epochs: list[int], clip: Clipping | None, same_size: bool
+    ) -> CompiledFunction:
         """Compile the steps for inputs of these shapes, and for the present values of the attributes that they read.
 
         Args:
             inputs: examples of the inputs.
             epochs: the pass over the data that each minibatch belongs to.
-            clip: the largest norm of a gradient.
+            clip: how gradients are clipped.
             same_size: whether all clients are at the same place in their data.
         """
         leaves, spec = inputs.flatten()
@@ -181,7 +185,7 @@ class TracedSteps:
             compiled = compile_graph(graph, examples, options)
         return CompiledFunction(compiled, outputs_spec[-1], reads)
 
-    def _trace(self, inputs: StepInputs, epochs: list[int], clip: float | None, same_size: bool) -> dict[str, Any]:
+    def _trace(self, inputs: StepInputs, epochs: list[int], clip: Clipping | None, same_size: bool) -> dict[str, Any]:
         """The local steps on whatever tensors are given; the stack's matrix is changed in place."""
         optimizers = self._federation.optimizers
         optimizers.reset()
@@ -228,19 +232,21 @@ class TracedSteps:
     def _untouched(self) -> Iterator[None]:
         """Give back what tracing puts tensors without values into, and refuse changes that a trace does not hold."""
         module, view = self._federation.module, self._federation.view
-        optimizer = self._federation.optimizers.optimizers[0]
+        optimizers = self._federation.optimizers
+        optimizer, lr_factor = optimizers.optimizers[0], optimizers.lr_factor
         attributes = [dict(vars(algorithm)) for algorithm in self._algorithms]
         groups = [dict(group) for group in optimizer.param_groups]
         plain, step = plain_attributes(module), view.global_step
         changed: list[str] = []
         with ExitStack() as stack:
-            stack.enter_context(preserved_attributes(module))
+            stack.enter_context(self._federation.hidden_state.undone())
             try:
                 yield
                 now = plain_attributes(module)
                 changed += [f"{type(module).__name__}.{name}" for name in now if now[name] != plain.get(name)]
             finally:
                 view.global_step = step
+                optimizers.lr_factor = lr_factor
                 optimizer.state.clear()
                 for group, before in zip(optimizer.param_groups, groups, strict=True):
                     group.update(before)

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from lightning_feddua.aggregation.client_states import ClientStates
 from lightning_feddua.aggregation.collectives import on_rank_zero
 from lightning_feddua.agreement import UPDATE_TOLERANCE, relative_difference, short_reason
 from lightning_feddua.clients.local_training import LocalTraining
+from lightning_feddua.data.streams import ClientStream
 from lightning_feddua.engines.base import AUTO, Client, ClientEvents, Engine, GlobalState, find_engine, is_registered
-from lightning_feddua.engines.preserved import preserved_attributes
+from lightning_feddua.engines.rehearsal import undone
 from lightning_feddua.engines.sequential import SequentialEngine
-from lightning_feddua.engines.vectorized import VectorizedEngine
+from lightning_feddua.engines.vectorized import READ_IN_TURN, VectorizedEngine
 from lightning_feddua.errors import ClientError, ConfigurationError
 from lightning_feddua.host.federation import Federation
-from lightning_feddua.randomness import Purpose, preserved_random_state, random_state, seed_generators
+from lightning_feddua.randomness import Purpose, drawn_from
 
 # Steps of a trial, and clients that the sequential engine tries them on.
 _TRIAL_STEPS = 2
@@ -95,6 +94,8 @@ def _decide(
     if auto and len(clients) < 2:
         return "sequential", "sequential (too few clients per rank to vectorize)"
     obstacle = VectorizedEngine.obstacle(federation, algorithm)
+    if obstacle is None and any(isinstance(client.data, ClientStream) for client in clients):
+        obstacle = READ_IN_TURN
     speedup = 0.0
     if obstacle is None and clients:
         obstacle, speedup = _try(federation, algorithm, clients, state, timed=auto)
@@ -115,49 +116,39 @@ def _try(
     federation: Federation, algorithm: LocalTraining, clients: list[Client], state: GlobalState, timed: bool
 ) -> tuple[str | None, float]:
     """An obstacle that shows in a trial, and how many times faster the vectorized engine is there."""
-    with _undone(federation, state), preserved_attributes(federation.module) as changed:
-        obstacle, speedup = _compare(federation, algorithm, clients, state, timed)
-    if obstacle is None and (kept := changed()):
-        obstacle = f"its training step keeps tensors in `self.{kept[0]}`"
-    return obstacle, speedup
-
-
-@contextmanager
-def _undone(federation: Federation, state: GlobalState) -> Iterator[None]:
-    """Leave weights, buffers, gradients, optimizers and random numbers as if no client had been trained."""
-    strategy = federation.view.strategy
-    step = strategy.optimizer_step
-    with preserved_random_state(federation.fabric.device):
-        try:
-            yield
-        finally:
-            federation.restore(state.weights)
-            federation.parameters.drop_gradients()
-            federation.optimizers.reset(state.lr_factor)
-            federation.view.stop_client()
-            strategy.optimizer_step = step
+    size, dtype = state.weights.numel(), state.weights.dtype
+    states = ClientStates(federation.fabric, algorithm.client_state, size, dtype)
+    sequential = SequentialEngine(federation, algorithm, states)
+    try:
+        with undone(federation, state):
+            return _compare(federation, algorithm, sequential, clients, state, timed)
+    finally:
+        sequential.close()
 
 
 def _compare(
-    federation: Federation, algorithm: LocalTraining, clients: list[Client], state: GlobalState, timed: bool
+    federation: Federation,
+    algorithm: LocalTraining,
+    sequential: SequentialEngine,
+    clients: list[Client],
+    state: GlobalState,
+    timed: bool,
 ) -> tuple[str | None, float]:
     steps = min(_TRIAL_STEPS, state.work.batches(len(clients[0].data)))
     state = replace(state, work=replace(state.work, steps=steps, epochs=None))
     size, dtype = state.weights.numel(), state.weights.dtype
-
-    def states() -> ClientStates:
-        """Of the trial alone."""
-        return ClientStates(federation.fabric, algorithm.client_state, size, dtype)
-
-    sequential = SequentialEngine(federation, algorithm, states())
-    vectorized = VectorizedEngine(federation, algorithm, states())
+    states = ClientStates(federation.fabric, algorithm.client_state, size, dtype)
+    vectorized = VectorizedEngine(federation, algorithm, states)
     vectorized.retrains = False
     few, expected, random, problem = [], [], False, ""
     for client in clients:
         try:
             expected += _deltas(sequential, [client], state)
             few.append(client)
-            random = random or _drew_numbers(client, state, federation.fabric.device)
+            if changed := federation.hidden_state.changes():
+                return f"its training step changes `{changed[0]}`", 0.0
+            drawn = drawn_from(state.seed, state.round, client.index, Purpose.LOCAL_STEPS, federation.fabric.device)
+            random = random or bool(drawn)
         except ClientError as error:
             # The run itself meets those that fail, and says so with the right round.
             problem = error.problem.rstrip(".")
@@ -180,13 +171,6 @@ def _compare(
     finally:
         vectorized.release()
     return None, _seconds(sequential, few, state) / len(few) / fast
-
-
-def _drew_numbers(client: Client, state: GlobalState, device: torch.device) -> bool:
-    """Whether the local steps of the client that has just been trained drew random numbers, as dropout does."""
-    after = random_state(device)
-    seed_generators(state.seed, state.round, client.index, Purpose.LOCAL_STEPS, device)
-    return not all(torch.equal(a, b) for a, b in zip(after, random_state(device), strict=True))
 
 
 def _deltas(engine: Engine, clients: list[Client], state: GlobalState) -> list[Tensor]:

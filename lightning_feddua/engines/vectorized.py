@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from lightning_feddua._private import tree_map
@@ -25,8 +24,10 @@ from lightning_feddua.engines.stack import ClientStack
 from lightning_feddua.engines.stacked_steps import StackedSteps
 from lightning_feddua.errors import ClientError, ConfigurationError
 from lightning_feddua.host.federation import Federation
+from lightning_feddua.host.hidden.snapshot import Snapshot
 from lightning_feddua.host.training_step import TRAINING_HOOKS
-from lightning_feddua.randomness import Purpose, seed_generators
+from lightning_feddua.lightning_names import is_overridden
+from lightning_feddua.randomness import TORCH, Purpose, drawn_from, seed_generators
 
 # Optimizers that treat each element on its own, so that a stack of clients is to them one larger tensor.
 ELEMENTWISE = (
@@ -42,6 +43,8 @@ ELEMENTWISE = (
 )
 # Bytes that the stacked weights, gradients and optimizer states of one chunk of clients may take.
 MEMORY_BOUND = 1 << 30
+# Why the batches of some clients cannot be stacked.
+READ_IN_TURN = "its clients are DataLoaders or streams, which are read one after another"
 
 
 @register_engine
@@ -62,6 +65,8 @@ class VectorizedEngine(Engine):
     in_lanes = False
     # Whether the clients of a stack that fails are trained again one by one; if not, the first of them gets the error.
     retrains = True
+    # Whether steps may draw random numbers, which for a stack are others than one by one.
+    may_draw = True
 
     def __init__(
         self, federation: Federation, algorithm: LocalTraining, states: ClientStates, compile: bool = False
@@ -88,17 +93,25 @@ class VectorizedEngine(Engine):
         module = federation.module
         if not module.automatic_optimization:
             return "it optimizes manually"
+        if federation.datamodule.has_streams:
+            return READ_IN_TURN
         optimizer = federation.optimizers.optimizers[0]
         if type(optimizer) not in ELEMENTWISE:
             return f"its optimizer `{type(optimizer).__name__}` is not known to work element by element"
         for name in TRAINING_HOOKS:
             if is_overridden(name, module):
                 return f"it overrides `{name}`"
+        if (hook := federation.callbacks.training_hook()) is not None:
+            return hook
         if not algorithm.supports_vectorized:
             return f"`{type(algorithm).__name__}` does not work on a stack of clients"
         if getattr(federation.fabric.strategy.precision, "scaler", None) is not None:
             return "gradients are scaled in 16-mixed precision"
-        return None
+        if federation.work.accumulate > 1:
+            return f"gradients are accumulated (`accumulate_grad_batches={federation.work.accumulate}`)"
+        if federation.buffers.parameter_names:
+            return f"its training step moves `{federation.buffers.parameter_names[0]}` without an optimizer"
+        return federation.schedules.obstacle()
 
     def run(
         self, clients: list[Client], state: GlobalState, events: ClientEvents
@@ -111,6 +124,7 @@ class VectorizedEngine(Engine):
         for group in self._groups(clients):
             for start in range(0, len(group), self._chunk):
                 chunk = group[start : start + self._chunk]
+                self.federation.hidden_state.restore()
                 if events.start is not None:
                     self.federation.restore(state.weights)
                     for client in chunk:
@@ -172,18 +186,32 @@ class VectorizedEngine(Engine):
         stack.load(state)
         federation.optimizers.reset(state.lr_factor)
         local = self._rounds.start(chunk, state, full_gradients, stacked=True)
-        seed_generators(state.seed, state.round, chunk[0].index, Purpose.LOCAL_STEPS, federation.fabric.device)
+        seed = (state.seed, state.round, chunk[0].index, Purpose.LOCAL_STEPS, federation.fabric.device)
+        seed_generators(*seed)
+        before = federation.hidden_state.present()
         size = len(chunk[0].data)
         same_size = all(len(client.data) == size for client in chunk)
-        view.training = True
+        view.in_client = True
         view.start_client(work, size if same_size else _refuse_size)
-        batches, clip = self._batches(chunk, state), work.gradient_clip_val
+        batches, clip = self._batches(chunk, state), work.clip
         if self._compiled is None:
             metrics = self._steps.run(stack, batches, local, clip, same_size)
         else:
             metrics = self._compiled.run(stack, batches, local, clip, same_size, state.lr_factor)
+        view.log_options |= self._steps.log_options
         view.stop_client()
+        self._check(before, seed)
         return stack, metrics, local
+
+    def _check(self, before: Snapshot, seed: tuple[int, int, int, Purpose, torch.device]) -> None:
+        """Raise what keeps the steps of a stack from being those of each client, and did not show in a trial."""
+        if not before.same() and (changed := before.changes()):
+            raise TypeError(f"its training step changes `{changed[0]}`, which the clients of a stack share")
+        if drawn := drawn_from(*seed):
+            if not self.may_draw:
+                raise TypeError(f"it draws random numbers from {drawn[0]} in its steps, and would draw others")
+            if (shared := drawn[-1]) != TORCH:
+                raise TypeError(f"it draws random numbers from {shared}, which the clients of a stack would share")
 
     def _batches(self, chunk: list[Client], state: GlobalState) -> Iterator[tuple[int, Any]]:
         """Stacked minibatches, each with the number of the pass that the first client is in."""
@@ -210,7 +238,7 @@ class VectorizedEngine(Engine):
         if together is not None and not transfer.has_hooks:
             return transfer(together)
         batches = [transfer(read_batch(client.data, r)) for client, r in zip(chunk, requests, strict=True)]
-        return tree_map(lambda *leaves: torch.stack(leaves), *batches)
+        return tree_map(_stack, *batches)
 
     def _prepare_stack(self, size: int) -> ClientStack:
         """A stack for this many clients, with the optimizer working on it."""
@@ -248,6 +276,13 @@ class VectorizedEngine(Engine):
                 None if kept is None else kept[i],
                 {name: values[i] for name, values in scalars.items()},
             )
+
+
+def _stack(*leaves: Any) -> Tensor:
+    for leaf in leaves:
+        if not isinstance(leaf, Tensor):
+            raise TypeError(f"its batches have a `{type(leaf).__name__}` in them, which cannot be stacked over clients")
+    return torch.stack(leaves)
 
 
 def _refuse_size() -> int:

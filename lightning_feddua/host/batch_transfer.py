@@ -7,10 +7,10 @@ from lightning import LightningDataModule, LightningModule
 from lightning.fabric import Fabric
 from lightning.fabric.plugins.precision import MixedPrecision
 from lightning.fabric.utilities.apply_func import move_data_to_device
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from lightning_feddua._private import tree_map
+from lightning_feddua.lightning_names import is_overridden
 
 
 class BatchTransfer:
@@ -46,18 +46,23 @@ class BatchTransfer:
         """Whether the user's code sees the batches on their way."""
         return not (self._before is None and self._move is None and self._after is None)
 
-    def __call__(self, batch: Any) -> Any:
-        """The batch on the device."""
+    def __call__(self, batch: Any, dataloader_idx: int = 0) -> Any:
+        """The batch on the device.
+
+        Args:
+            batch: the batch.
+            dataloader_idx: which of several datasets it comes from.
+        """
         if self._before is not None:
-            batch = self._before(batch, 0)
+            batch = self._before(batch, dataloader_idx)
         if self._move is not None:
-            batch = self._move(batch, self._device, 0)
+            batch = self._move(batch, self._device, dataloader_idx)
         elif self._device.type != "cpu":
             batch = move_data_to_device(batch, self._device)
         if self._convert is not None:
             batch = self._convert(batch)
         if self._after is not None:
-            batch = self._after(batch, 0)
+            batch = self._after(batch, dataloader_idx)
             # What the hook made (normalised images, say) may not be in the run's precision yet.
             batch = batch if self._convert is None else self._convert(batch)
         return tree_map(_channels_last, batch) if self._channels_last else batch

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_feddua.data.streams import ClientStream
+from lightning_feddua.errors import ConfigurationError
 from lightning_feddua.host.federation import Federation
 from lightning_feddua.host.log_capture import LogCapture
 from lightning_feddua.host.training_step import TrainingStep
@@ -31,17 +33,29 @@ class ExtraGradients:
 
     def of_client(self, client: Client, state: GlobalState) -> Tensor:
         """``∇F_i(w_t)``: the mean over all of a client's samples, minibatch by minibatch. Loads the global weights."""
+        with self._federation.hidden_state.undone():
+            return self._of_client(client, state)
+
+    def _of_client(self, client: Client, state: GlobalState) -> Tensor:
         federation = self._federation
+        if isinstance(client.data, ClientStream):
+            raise ConfigurationError(
+                f"The algorithm needs the gradient over all samples of client `{client.name}`, which is a DataLoader or"
+                " a stream.",
+                "Give the client a map-style dataset, or choose another `client` algorithm.",
+            )
         federation.restore(state.weights)
         seed_generators(state.seed, state.round, client.index, Purpose.LOCAL_STEPS, federation.fabric.device)
         view, size = federation.view, len(client.data)
-        view.training = True
+        view.in_client = True
         view.start_client(state.work, size)
+        view.client_data = client.data
         total = torch.zeros_like(state.weights)
-        for start in range(0, size, state.work.batch_size):
-            positions = np.arange(start, min(size, start + state.work.batch_size))
-            batch = federation.transfer(client.data.batch(positions))
-            total.add_(self.of_batch(batch, start // state.work.batch_size), alpha=len(positions) / size)
+        with federation.world_of_one.entered():
+            for start in range(0, size, state.work.batch_size):
+                positions = np.arange(start, min(size, start + state.work.batch_size))
+                batch = federation.transfer(client.data.batch(positions))
+                total.add_(self.of_batch(batch, start // state.work.batch_size), alpha=len(positions) / size)
         view.stop_client()
         return total
 

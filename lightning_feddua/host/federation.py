@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from itertools import chain
@@ -14,24 +14,31 @@ import torch
 from lightning import LightningModule
 from lightning.fabric import Fabric
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from lightning_feddua.aggregation.collectives import on_local_rank_zero
-from lightning_feddua.aggregation.dealing import deal
-from lightning_feddua.aggregation.metric_rows import Table, exchange
 from lightning_feddua.data.client_data import ClientData
-from lightning_feddua.data.module import FederatedDataModule, dataset_size
+from lightning_feddua.data.evaluation_data import Stage, check_limit
+from lightning_feddua.data.module import FederatedDataModule
 from lightning_feddua.data.partition import Partition
+from lightning_feddua.data.streams import dataset_size, work_sizes
 from lightning_feddua.errors import ConfigurationError
 from lightning_feddua.host.batch_transfer import BatchTransfer
 from lightning_feddua.host.buffers import ModuleBuffers
-from lightning_feddua.host.evaluation import Evaluator, Stage, client_statistics
+from lightning_feddua.host.evaluation import Evaluator
+from lightning_feddua.host.evaluation_steps import EvaluationSteps
+from lightning_feddua.host.hidden.hidden_state import HiddenState
+from lightning_feddua.host.lightning_callbacks import LightningCallbacks, configured_callbacks
 from lightning_feddua.host.optimizers import LocalOptimizers
-from lightning_feddua.host.parameters import FlatParameters, trainable_parameters
-from lightning_feddua.host.trainer_view import TrainerView
+from lightning_feddua.host.other_parameters import OtherParameters
+from lightning_feddua.host.parameters import FlatParameters
+from lightning_feddua.host.removed_hooks import check_removed_hooks
+from lightning_feddua.host.schedules import LocalSchedules, check_manual_optimization
+from lightning_feddua.host.tensor_checks import check_initialised, check_tensors
+from lightning_feddua.host.trainer.view import TrainerView
+from lightning_feddua.host.world_of_one import WorldOfOne
+from lightning_feddua.lightning_names import is_overridden
 from lightning_feddua.randomness import preserved_random_state
-from lightning_feddua.vectors import scalar_dtype, squared_norm
 
 if TYPE_CHECKING:
     from lightning_feddua.settings import RunSettings
@@ -48,9 +55,10 @@ class Federation:
         fabric: devices, ranks and precision, already launched.
         module: the user's module.
         datamodule: its clients.
+        settings: the loop's.
         stage: what it is for, told to the `setup` and `teardown` of module and data.
-        seed: of everything random in validation.
-        channels_last: whether convolutions and images get this memory format.
+        callbacks: gets what the module's ``configure_callbacks`` returns, and tells which callbacks of Lightning's are
+            to be called, and all there are.
     """
 
     def __init__(
@@ -58,14 +66,16 @@ class Federation:
         fabric: Fabric,
         module: LightningModule,
         datamodule: FederatedDataModule,
-        stage: Literal["fit", "validate", "test"] = "fit",
-        seed: int = 0,
-        channels_last: bool = False,
+        settings: RunSettings,
+        stage: Literal["fit", "validate", "test", "predict"] = "fit",
+        callbacks: Callable[[list[Any]], tuple[list[Any], list[Any]]] = lambda configured: (configured, configured),
     ) -> None:
         self.fabric = fabric
+        self._settings = settings
         self._setup_stage = stage
-        self._seed = seed
-        self._channels_last = channels_last
+        self._choose_callbacks = callbacks
+        limited = stage in ("fit", "validate") or settings.fast_dev_run
+        self._limit_batches = settings.limit_val_batches if limited else None
         self.module = module
         self.datamodule = datamodule
         self._stack = ExitStack()
@@ -78,39 +88,89 @@ class Federation:
 
     def _enter(self) -> None:
         self._stack.enter_context(preserved_random_state(self.fabric.device))
-        self.view = TrainerView(self.fabric, self.module)
+        check_removed_hooks(self.module, self._setup_stage)
+        self.world_of_one = WorldOfOne(self.fabric)
+        self._stack.callback(self.world_of_one.close)
+        self.view = TrainerView(self.fabric, self.module, self._setup_stage)
         self.view.datamodule = self.datamodule.hook_owner
-        self._stack.enter_context(self.view.attached(self.module))
-        self._stack.enter_context(self.view.attached(self.datamodule))
-        self._stack.enter_context(self.view.attached(self.datamodule.hook_owner))
+        self.view.evaluation_data = self.datamodule.evaluation_data
+        for owner in (self.module, self.datamodule, self.datamodule.hook_owner):
+            self._stack.enter_context(self.view.attached(owner))
+        called, self.view.callbacks = self._choose_callbacks(configured_callbacks(self.module))
+        self.callbacks = LightningCallbacks(self.view, self.module, called)
+        self._stack.callback(self.callbacks.release)
         self._set_up_data()
+        if self._setup_stage == "fit":
+            self.view.set_folder(str(self._settings.out_dir))
+            self._show()
         self._set_up_module()
-        self._frozen = _fingerprints(self.module)
-        self.parameters = FlatParameters(self.module)
-        self._stack.callback(self.parameters.release)
         self.buffers = ModuleBuffers(self.module)
-        self.transfer = BatchTransfer(self.fabric, self.module, self.datamodule.hook_owner, self._channels_last)
-        self.evaluator = Evaluator(self.fabric, self.module, self.view, self.transfer, self._seed)
+        self.hidden_state = HiddenState(self.module, self._managed)
+        self.hidden_state.watch(*called)
+        if self._setup_stage != "fit":
+            self._flatten(None)
+        self.transfer = BatchTransfer(
+            self.fabric, self.module, self.datamodule.hook_owner, self._settings.channels_last
+        )
+        self.evaluator = Evaluator(
+            self.fabric,
+            self.module,
+            self.view,
+            self.transfer,
+            self.world_of_one,
+            self.callbacks,
+            lambda: self.hidden_state.present(deep=True),
+            self.buffers,
+            self._settings.seed,
+            self._limit_batches,
+        )
 
-    def configure_optimizers(self, settings: RunSettings) -> None:
-        """Ask the module for its optimizers, which all clients then use in turn.
+    def _flatten(self, held: list[Tensor] | None) -> None:
+        """Make one vector of what is trained: what requires gradients, and an optimizer holds."""
+        check_tensors(self.module, held, self.hidden_state.snapshot())
+        self.parameters = FlatParameters(self.module, held)
+        self._stack.callback(self.parameters.release)
+        self.other_parameters = OtherParameters(self.module, self.parameters.tensors)
 
-        Schedules that ask how long training is get the answer for the largest client.
+    def _managed(self) -> Iterator[object]:
+        """What is loaded or reset for each client anyway."""
+        objects = self.optimizers.objects if hasattr(self, "optimizers") else list
+        return chain(self.module.parameters(), self.buffers.tensors(), objects())
+
+    def configure_optimizers(self) -> None:
+        """Ask the module for its optimizers, which clients then use in turn."""
+        self._show()
+        check_manual_optimization(self.module, self._settings)
+        self.schedules = LocalSchedules(self.fabric, self.module, self.view, self.work, lambda: self.work_sizes)
+        held = [group["params"] for optimizer in self.use_optimizers().optimizers for group in optimizer.param_groups]
+        self._flatten([parameter for parameters in held for parameter in parameters])
+
+    def use_optimizers(self, size: int | None = None) -> LocalOptimizers:
+        """Train with the optimizers of a client with this many samples; of the largest if None."""
+        self.view.local_optimizers = self.optimizers = self.schedules.of(size)
+        return self.optimizers
+
+    def _show(self) -> None:
+        """Let the module see the settings in its trainer; outside of clients, with the work of the largest client."""
+        for name, value in self._settings.of_trainer().items():
+            setattr(self.view, name, value)
+        self.view.drop_last = self.datamodule.drop_last
+        self.work = self._settings.local_work(self.datamodule.batch_size, self.datamodule.drop_last)
+        self.view.start_client(self.work, lambda: int(self.work_sizes.max()))
+
+    def check_client(self, last: bool = False) -> None:
+        """One clear error if a client has changed something that can neither be averaged nor undone.
+
+        Args:
+            last: whether it is the last of the round, and everything is to be looked at.
         """
-        self.view.max_rounds = settings.max_rounds
-        self.view.gradient_clip_val = settings.gradient_clip_val
-        self.view.start_client(settings.local_work(self.datamodule.batch_size), lambda: int(self.sizes.max()))
-        self.view.local_optimizers = self.optimizers = LocalOptimizers(self.module, self.view.strategy)
+        self.other_parameters.check(last)
+        self.hidden_state.check(last)
 
-    def check_frozen(self) -> None:
-        """One clear error if a client changed what is neither trained nor a buffer, and so would leak to the next."""
-        now = _fingerprints(self.module)
-        for name, fingerprint in self._frozen.items():
-            if now.get(name) != fingerprint:
-                raise ConfigurationError(
-                    f"The frozen parameter `{name}` changed, or was unfrozen, in a client's local steps.",
-                    "Make it a buffer, which is averaged, or let it require gradients from the start.",
-                )
+    def let_move(self, names: list[str]) -> None:
+        """Average parameters that local steps move without an optimizer, such as a teacher's, like float buffers."""
+        self.other_parameters.let_move(names)
+        self.buffers.include(names)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -142,21 +202,23 @@ class Federation:
         lazy = not self.datamodule.sizes_are_known
         return self.datamodule.client_sizes(on_error=(lambda name, error: None) if lazy else None)
 
+    @cached_property
+    def work_sizes(self) -> np.ndarray:
+        """The sizes of clients as their work is counted, which for DataLoaders and streams is by their own batches."""
+        return work_sizes(self.datamodule.clients, lambda: self.sizes, self.datamodule.batch_size)
+
     def _set_up_module(self) -> None:
-        if is_overridden("configure_callbacks", self.module):
-            raise ConfigurationError(
-                f"`{type(self.module).__name__}` has `configure_callbacks`, and Trainer's callbacks are not run here.",
-                "Remove it, and pass `FederatedCallback`s to the loop.",
-            )
+        self.callbacks.call("setup", stage=self._setup_stage)
         if is_overridden("setup", self.module):
             self.module.setup(self._setup_stage)
             self._stack.callback(self.module.teardown, self._setup_stage)
+        self._stack.callback(self.callbacks.call, "teardown", stage=self._setup_stage)
         if is_overridden("configure_model", self.module):
             self.module.configure_model()
-        trainable_parameters(self.module)
+        check_initialised(self.module)
         self.fabric.strategy.precision.convert_module(self.module)
         self.fabric.to_device(self.module)
-        if self._channels_last:
+        if self._settings.channels_last:
             self.module.to(memory_format=torch.channels_last)
         if self.fabric.world_size > 1:
             for tensor in chain(self.module.parameters(), self.module.buffers()):
@@ -170,11 +232,18 @@ class Federation:
     @contextmanager
     def training(self, weights: Tensor) -> Iterator[None]:
         """Around local steps, which use the module as they like: on leaving, it holds global weights and buffers."""
+        self.hidden_state.take()
         try:
             yield
         finally:
-            self.parameters.drop_gradients()
+            self.drop_gradients()
+            self.hidden_state.restore(deep=True)
             self.restore(weights)
+
+    def drop_gradients(self) -> None:
+        """Forget gradients, so that none reaches the next client."""
+        self.parameters.drop_gradients()
+        self.other_parameters.drop_gradients()
 
     def restore(self, weights: Tensor) -> None:
         """Put global weights and buffers into the module."""
@@ -186,69 +255,42 @@ class Federation:
         try:
             self.module.load_state_dict(state_dict, strict=self.module.strict_loading)
         except RuntimeError as error:
-            problem = " ".join(str(error).split()).rstrip(".")
-            raise ConfigurationError(f"The checkpoint does not fit the model: {problem}.", "Start afresh.") from error
+            problem, remedy = " ".join(str(error).split()).rstrip("."), "Make the model with its saved arguments."
+            raise ConfigurationError(f"The checkpoint does not fit the model: {problem}.", remedy) from error
         self.buffers.load(buffers)
-        self._frozen = _fingerprints(self.module)
+        self.other_parameters.note()
 
     def client_data(self, client: int, stage: Literal["fit", "validation"] = "fit") -> ClientData:
         """The samples of the client at a place; for validation, those held out for it where there are any."""
         clients = self.datamodule.clients
-        if stage == "validation" and self.datamodule.val_clients is not None:
-            dataset = self.datamodule.val_clients[str(self.client_ids[client])]
+        val_clients = self.datamodule.val_clients if stage == "validation" else None
+        if val_clients is not None:
+            dataset = val_clients[str(self.client_ids[client])]
         else:
             dataset = clients.at(client) if isinstance(clients, Partition) else clients[self.client_ids[client]]
         if not self.datamodule.sizes_are_known and dataset_size(self.client_ids[client], dataset) == 0:
             raise _empty_client(self.client_ids[client])
-        return ClientData(dataset, self.datamodule.collate_fn)
+        return self.datamodule.read(dataset, val_clients is not None)
 
     def evaluate(self, stage: Stage) -> dict[str, float]:
         """Metrics of the weights in the module; empty where there is no data or no step for the stage."""
         data = self.datamodule.evaluation_data(stage)
-        if data is None or not is_overridden(f"{stage}_step", self.module):
+        if not data or not is_overridden(f"{stage}_step", self.module) or self._limit_batches == 0:
             return {}
-        return self.evaluator.run(*data, stage)
+        check_limit(data, self._limit_batches)
+        return self.evaluator.run(data, stage)
 
     def check_validation(self, wanted: bool) -> None:
-        """A warning where there is validation data, but no step to validate with."""
-        has_data = wanted and self.datamodule.evaluation_data("validation") is not None
-        if has_data and not is_overridden("validation_step", self.module):
+        """A warning where there is validation data, but no step to validate with; an error if the step cannot be."""
+        data = self.datamodule.evaluation_data("validation") if wanted else []
+        check_limit(data, self._limit_batches)
+        if data and is_overridden("validation_step", self.module):
+            EvaluationSteps(self.module, "validation", len(data))
+        elif data:
             rank_zero_warn(
                 f"There is validation data, but `{type(self.module).__name__}` does not define `validation_step`."
                 " Nothing will be validated."
             )
-
-    def evaluate_clients(self) -> dict[str, float]:
-        """How the weights in the module do on each client's own data: mean, standard deviation and worst decile."""
-        clients = len(self.client_ids)
-        if not is_overridden("validation_step", self.module):
-            raise ConfigurationError(
-                f"`{type(self.module).__name__}` does not define `validation_step`.", "Log a client's metrics in it."
-            )
-        held_out = self.datamodule.val_clients
-        missing = [] if held_out is None else [name for name in map(str, self.client_ids) if name not in held_out]
-        if missing:
-            raise ConfigurationError(
-                f"`val_clients` has no data for client `{missing[0]}`.", "Give it a dataset for each client."
-            )
-        hand = deal(self.sizes.tolist(), self.fabric.world_size)[self.fabric.global_rank]
-        rows = {
-            client: self.evaluator.run_client(self.client_data(client, "validation"), self.datamodule.eval_batch_size)
-            for client in hand
-        }
-        return client_statistics(exchange(self.fabric, Table(self.fabric), rows, clients))
-
-
-def as_datamodule(datamodule: Any) -> FederatedDataModule:
-    """A data module, or a mapping of datasets made into one."""
-    if isinstance(datamodule, Mapping):
-        return FederatedDataModule(datamodule)
-    if not isinstance(datamodule, FederatedDataModule):
-        raise ConfigurationError(
-            f"The data is a `{type(datamodule).__name__}`, which has no clients.",
-            "Give a `FederatedDataModule`, or a mapping of datasets by client name.",
-        )
-    return datamodule
 
 
 def _empty_client(name: str, others: int = 0) -> ConfigurationError:
@@ -256,13 +298,3 @@ def _empty_client(name: str, others: int = 0) -> ConfigurationError:
     return ConfigurationError(
         f"The dataset of client `{name}`{more} is empty.", "Leave such clients out of the data module."
     )
-
-
-def _fingerprints(module: LightningModule) -> dict[str, tuple[float, float]]:
-    """Two sums of each frozen parameter, which tell whether it has changed."""
-    sums = {}
-    for name, parameter in module.named_parameters():
-        if not parameter.requires_grad:
-            values = parameter.detach().reshape(-1)
-            sums[name] = (values.sum(dtype=scalar_dtype(values.device)).item(), squared_norm(values).item())
-    return sums

@@ -41,11 +41,15 @@ class FlatParameters:
 
     Args:
         module: the module, already on its device and in its precision.
+        held: what optimizers hold; only these parameters are trained. None for all that require gradients.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self.tensors = trainable_parameters(module)
+    def __init__(self, module: nn.Module, held: Sequence[Tensor] | None = None) -> None:
+        self.tensors = trainable_parameters(module, held)
         self._strides = [_dense_stride(parameter) for parameter in self.tensors]
+        # Whether the weights that `take_delta` spends are kept, and where.
+        self.keeps = False
+        self.kept = torch.empty(0)
         first = self.tensors[0]
         self.vector = torch.empty(
             sum(p.numel() for p in self.tensors), dtype=first.dtype, device=first.device, requires_grad=False
@@ -98,7 +102,8 @@ class FlatParameters:
             The windows on the vector, one for each parameter.
         """
         windows = list(self.views(out) if out.dim() == 1 else self.stacked_views(out))
-        pairs = [(window, tensor) for window, tensor in zip(windows, tensors, strict=True) if tensor is not None]
+        dense = [tensor.to_dense() if tensor is not None and tensor.is_sparse else tensor for tensor in tensors]
+        pairs = [(window, tensor) for window, tensor in zip(windows, dense, strict=True) if tensor is not None]
         copy_all([window for window, _ in pairs], [tensor for _, tensor in pairs])
         return windows
 
@@ -111,6 +116,8 @@ class FlatParameters:
 
         The module's weights are spent after this call; the next client loads them anew.
         """
+        if self.keeps:
+            self.kept = self.vector.to(weights.dtype, copy=True)
         if self.vector.dtype == weights.dtype:
             return self.vector.sub_(weights)
         # Low-precision modules start from the rounded weights; the difference is taken in the server's precision.
@@ -128,27 +135,29 @@ class FlatParameters:
         self.drop_gradients()
 
 
-def trainable_parameters(module: nn.Module) -> list[nn.Parameter]:
+def trainable_parameters(module: nn.Module, held: Sequence[Tensor] | None = None) -> list[nn.Parameter]:
     """The parameters that a run trains, tied ones once; one clear error if there is nothing to train."""
-    for name, parameter in module.named_parameters():
-        if isinstance(parameter, nn.parameter.UninitializedParameter):
-            raise ConfigurationError(
-                f"Parameter `{name}` of `{type(module).__name__}` is not initialised yet.",
-                "Run one forward pass through the lazy layers before the federated run.",
-            )
-    parameters = [p for p in module.parameters() if p.requires_grad]
-    if not parameters:
+    name = type(module).__name__
+    known = None if held is None else {id(tensor) for tensor in held}
+    named = {n: p for n, p in module.named_parameters() if p.requires_grad and (known is None or id(p) in known)}
+    if not named:
         raise ConfigurationError(
-            f"`{type(module).__name__}` has no trainable parameters.",
-            "Give it at least one parameter with `requires_grad=True`.",
+            f"`{name}` has no trainable parameters.",
+            "Give it, and its optimizer, at least one parameter with `requires_grad=True`.",
         )
-    dtypes = {p.dtype for p in parameters}
+    for path, parameter in named.items():
+        if parameter.is_complex():
+            raise ConfigurationError(
+                f"The trainable parameter `{path}` is complex, and server rules work on real numbers.",
+                "Keep it as a real parameter, and use `torch.view_as_complex` of that in the forward pass.",
+            )
+    dtypes = {p.dtype for p in named.values()}
     if len(dtypes) > 1:
         raise ConfigurationError(
-            f"The trainable parameters of `{type(module).__name__}` have several dtypes: {sorted(map(str, dtypes))}.",
+            f"The trainable parameters of `{name}` have several dtypes: {sorted(map(str, dtypes))}.",
             "Convert the module to one of them, or freeze the others.",
         )
-    return parameters
+    return list(named.values())
 
 
 def _dense_stride(parameter: Tensor) -> tuple[int, ...]:

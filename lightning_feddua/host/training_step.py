@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from lightning import LightningModule
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 
 from lightning_feddua.errors import ConfigurationError
+from lightning_feddua.lightning_names import is_overridden
 
 # What a module may override around its local steps.
 TRAINING_HOOKS = (

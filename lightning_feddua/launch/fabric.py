@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import fields
 from datetime import timedelta
+from signal import SIGTERM
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.plugins import Precision
 from lightning.fabric.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 from lightning.fabric.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.fabric.utilities.rank_zero import rank_zero_info
@@ -21,6 +24,7 @@ from lightning_feddua._private import (
 from lightning_feddua.aggregation.collectives import uses_store_of_torchrun
 from lightning_feddua.errors import ConfigurationError
 from lightning_feddua.launch.preemption import EXIT_CODE
+from lightning_feddua.wording import counted
 
 if TYPE_CHECKING:
     from lightning_feddua.settings import RunSettings
@@ -37,28 +41,50 @@ def make_fabric(settings: RunSettings) -> Fabric:
         devices, num_nodes = _match_torchrun(devices, num_nodes)
     _check_count(devices)
     arguments: dict[str, Any] = {"accelerator": settings.accelerator, "strategy": strategy, "devices": devices}
-    arguments["precision"] = settings.precision
+    # Fabric takes names there, and objects here.
+    arguments["plugins" if isinstance(settings.precision, Precision) else "precision"] = settings.precision
     try:
         fabric = Fabric(**arguments, num_nodes=num_nodes, loggers=settings.loggers)
     except Exception as error:
-        given = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
-        problem = " ".join(str(error).split()).rstrip(".")
+        given = ", ".join(f"{name}={_named(value)}" for name, value in arguments.items())
+        problem = " ".join(str(error).split()).rstrip(".!")
         raise ConfigurationError(
             f"Fabric cannot start with {given}: {problem}.", "Change the one that does not fit this machine."
         ) from error
     if start_method(fabric.strategy) in ("spawn", "forkserver"):
         raise ConfigurationError(
-            f"The strategy `{strategy}` starts processes that cannot see the model.", "Use `ddp` or `ddp_fork`."
+            f"The strategy {_named(strategy)} starts processes that cannot see the model.", "Use `ddp` or `ddp_fork`."
         )
     if not isinstance(fabric.strategy, SingleDeviceStrategy | DDPStrategy):
         raise ConfigurationError(
             f"The strategy `{type(fabric.strategy).__name__}` splits one model over ranks.",
             "Use `auto` or `ddp`: here each rank trains whole clients.",
         )
-    if isinstance(fabric.strategy, DDPStrategy):
+    default = next(one.default for one in fields(settings) if one.name == "timeout")
+    if isinstance(fabric.strategy, DDPStrategy) and (isinstance(strategy, str) or settings.timeout != default):
         # Of the process group, which is made when Fabric is launched.
         set_process_group_timeout(fabric.strategy, timedelta(seconds=settings.timeout))
     return fabric
+
+
+# Settings of a gradient scaler; its scale changes while it is used. One that is switched off has no state.
+_SCALER = {"growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000}
+
+
+def _named(value: Any) -> str:
+    """An argument of Fabric in a message: an object by its class."""
+    return repr(value) if isinstance(value, str | int | list | None) else f"{type(value).__name__}()"
+
+
+def precision_name(fabric: Fabric) -> str:
+    """What is meant by a precision's other name, or by a plugin, in words that do not change from run to run."""
+    plugin = fabric.strategy.precision
+    scaler = getattr(plugin, "scaler", None)
+    notes = [] if type(plugin).__module__.startswith("lightning.") else [type(plugin).__qualname__]
+    if scaler is not None:
+        state = scaler.state_dict()
+        notes += [f"{name} {state[name]}" for name, usual in _SCALER.items() if state.get(name, usual) != usual]
+    return " ".join([str(plugin.precision), *notes])
 
 
 def launch(fabric: Fabric) -> None:
@@ -90,24 +116,34 @@ def launch(fabric: Fabric) -> None:
 
 def exit_code(fabric: Fabric) -> int:
     """The code by which this process says that SIGTERM has ended it."""
+    return 0 if _started_by_rank_zero(fabric) else EXIT_CODE
+
+
+def _started_by_rank_zero(fabric: Fabric) -> bool:
+    """Whether rank 0 would be killed, and its exit code with it, if this one ended with any other code than 0."""
     environment = getattr(fabric.strategy, "cluster_environment", None)
-    # Fabric kills rank 0, and its exit code with it, where a rank that it has started ends with any other code than 0.
-    started_by_rank_zero = isinstance(environment, LightningEnvironment) and fabric.global_rank > 0
     forked = (start_method(fabric.strategy) or "popen") != "popen"
-    return 0 if started_by_rank_zero and not forked else EXIT_CODE
+    return isinstance(environment, LightningEnvironment) and fabric.global_rank > 0 and not forked
 
 
-def leave(fabric: Fabric, rounds: int) -> NoReturn:
-    """End the process after SIGTERM; all ranks do so after the same round.
+def leave(fabric: Fabric, signal_number: int, rounds: int, command: str) -> NoReturn:
+    """End the process after SIGTERM, or raise KeyboardInterrupt; all ranks do so after the same round.
 
     Args:
         fabric: for the exchange.
+        signal_number: which of the two.
         rounds: how many are saved.
+        command: what resumes the run.
     """
-    rank_zero_info(f'SIGTERM: saved after {rounds} rounds. Resume with `ckpt_path="last"`.')
+    name = "SIGTERM" if signal_number == SIGTERM else "Ctrl-C"
+    rank_zero_info(f"{name}: saved after {counted(rounds, 'round')}. Resume with `{command}`.")
     # Nobody leaves before the checkpoint is written: launchers end the others when one is gone.
     fabric.barrier()
-    raise SystemExit(exit_code(fabric))
+    if signal_number == SIGTERM:
+        raise SystemExit(exit_code(fabric))
+    if _started_by_rank_zero(fabric):
+        raise SystemExit(0)
+    raise KeyboardInterrupt
 
 
 def leave_process_group() -> None:

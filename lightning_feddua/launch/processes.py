@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from lightning import LightningModule
 from lightning.fabric import Fabric
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch.multiprocessing import ProcessExitedException
 
 from lightning_feddua._private import starts_processes
-from lightning_feddua.launch.preemption import EXIT_CODE, forwarded_sigterm
+from lightning_feddua.launch.preemption import EXIT_CODE, forwarded_signals
+from lightning_feddua.lightning_names import is_overridden
 
 
 def forks(fabric: Fabric) -> bool:
@@ -39,20 +39,30 @@ def run_in_processes(
         path = Path(folder) / "results.pt"
 
         def run(fabric: Fabric) -> None:
-            # Not the parent's handler, which passes the signal on.
+            # Not the parent's handlers, which pass signals on.
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            returned = function()
+            if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+            try:
+                returned = function()
+            except KeyboardInterrupt:
+                # Not passed on: to torch, it is the end of a process that has done its work, and Fabric waits for more.
+                return
             if fabric.is_global_zero:
                 torch.save({**results(), "returned": returned, "model": model.state_dict()}, path)
 
         others = set(multiprocessing.active_children())
-        with forwarded_sigterm(lambda: [p for p in multiprocessing.active_children() if p not in others]) as noted:
+        with forwarded_signals(lambda: [p for p in multiprocessing.active_children() if p not in others]) as noted:
             try:
                 fabric.launch(run)
             except ProcessExitedException as error:
+                if noted.interrupted:
+                    raise KeyboardInterrupt from None
                 if noted.requested or error.exit_code == EXIT_CODE:
                     raise SystemExit(EXIT_CODE) from None
                 raise
+        if not path.exists():
+            raise KeyboardInterrupt
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     # As in a run without other processes, the model has the run's precision afterwards.
     fabric.strategy.precision.convert_module(model)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from lightning.fabric import Fabric
 
@@ -15,6 +16,13 @@ from lightning_feddua.files import locked
 
 # The resolved recipe, beside the results.
 RECIPE_FILE = "recipe.yaml"
+
+
+@contextmanager
+def temporary_run_dir(fabric: Fabric) -> Iterator[Path]:
+    """A folder that is gone after the run, on every rank; rank 0 alone writes to it."""
+    with ExitStack() as stack:
+        yield on_rank_zero(fabric, lambda: Path(stack.enter_context(TemporaryDirectory(prefix="fast_dev_run_"))))
 
 
 @contextmanager

@@ -97,7 +97,11 @@ class Server(FederatedCallback, ABC):
 
     def on_aggregate_end(self, loop: FederatedLoop, update: RoundUpdate) -> None:
         """Apply the round's update to the loop's global weights."""
+        own = update.sole_weights.of(update) if update.sole_weights is not None and self.averages else None
         eta: Any = self.step(loop.run.known_weights, update)
+        if own is not None:
+            # The mean of one client's weights is these weights.
+            loop.run.known_weights.copy_(own)
         if isinstance(eta, Tensor | np.ndarray) and eta.ndim == 0:
             eta = eta.item()
         if isinstance(eta, bool) or not isinstance(eta, Real):

@@ -78,7 +78,7 @@ def in_ranks(world_size, function, folder):
 
 # All lanes reduced at once; or apart, in pieces that do not fit the vectors, nor the ranks.
 @pytest.mark.parametrize(("at_once", "piece"), [(1 << 19, 1 << 19), (0, 1 << 19), (0, 7)])
-@pytest.mark.parametrize("world_size", [2, 3, 4, 5])
+@pytest.mark.parametrize("world_size", [2, 3, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 5))])
 def test_any_split_over_ranks_gives_the_same_bits(tmp_path, monkeypatch, world_size, at_once, piece):
     monkeypatch.setattr(lane_sums, "_AT_ONCE", at_once)
     monkeypatch.setattr(lane_sums, "_PIECE", piece)

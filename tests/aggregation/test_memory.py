@@ -60,7 +60,7 @@ print(f"vectors {(peak() - before) / (4 * D):.3f}", flush=True)
 @pytest.mark.parametrize(
     ("clients", "cohort", "ranks", "lanes", "vectors"),
     [
-        (4, 2, 1, 8, 6),
+        pytest.param(4, 2, 1, 8, 6, marks=pytest.mark.slow),
         pytest.param(40, 20, 1, 8, 6, marks=pytest.mark.slow),
         pytest.param(40, 20, 2, 8, 6, marks=pytest.mark.slow),
         pytest.param(40, 20, 3, 8, 6, marks=pytest.mark.slow),

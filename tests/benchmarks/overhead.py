@@ -39,7 +39,7 @@ class Stopwatch(FederatedCallback):
     def on_fit_start(self, loop: FederatedLoop) -> None:
         simulation = loop.backend
         engine, reduction = simulation._engine, simulation._reduction
-        self._wrap(getattr(engine, "_steps", engine), "_step", "local steps")
+        self._wrap(engine if engine.in_lanes else engine._steps, "_step", "local steps")
         for name in ("_deal", "_own_clients"):
             self._wrap(simulation, name, "sampling")
         self._wrap(loop, "_sample", "sampling")

@@ -95,6 +95,7 @@ def run(kind: str, population: int) -> dict[str, float]:
             accelerator="cpu",
             callbacks=[first],
             enable_progress_bar=False,
+            enable_checkpointing=False,
         )
         loop.fit(LinearRegression(_DIM), FederatedDataModule(clients))
     return {

@@ -110,6 +110,7 @@ def federated_loop(engine: str, callbacks: list[FederatedCallback] | None = None
                 out_dir=folder,
                 accelerator="cpu",
                 enable_progress_bar=False,
+                enable_checkpointing=False,
                 **arguments,
             )
             loop.fit(task.initial_model(), FederatedDataModule(task.clients(), batch_size=work.batch_size))

@@ -7,16 +7,19 @@ from torch import nn
 from lightning_feddua import FedAvg, FedDuAdagrad, FederatedCallback, FederatedDataModule
 from tests.modules import Classifier, classification
 
+# What modules have noted; what they keep themselves is undone after the evaluation of the last iterate.
+SEEN = []
+
 
 class Watched(Classifier):
     """Notes its weights at its own hooks; without random numbers, so that clients can be vectorized."""
 
     def __init__(self):
         super().__init__(dropout=0.0, lr=0.05)
-        self.seen = []
+        SEEN.clear()
 
     def _note(self, moment):
-        self.seen.append((moment, weights_of(self)))
+        SEEN.append((moment, weights_of(self)))
 
     def on_fit_start(self):
         self._note("on_fit_start")
@@ -104,7 +107,7 @@ def test_the_module_holds_what_each_hook_says(make_loop, engine, server, ranks):
     arguments = {"devices": 2, "strategy": "ddp_fork"} if ranks == 2 else {}
     spy, after, module = Spy(), AfterServer(), Watched()
     initial = weights_of(module)
-    loop = make_loop(server=server(), engine=engine, callbacks=spy, max_rounds=2, **arguments)
+    loop = make_loop(server=server(), engine=engine, callbacks=spy, max_rounds=2, num_sanity_val_steps=0, **arguments)
     # Callbacks of the package that report on a round are behind the server, too.
     loop.callbacks.append(after)
     checks = []
@@ -124,12 +127,12 @@ def test_the_module_holds_what_each_hook_says(make_loop, engine, server, ranks):
                 torch.testing.assert_close(torch.stack(deltas).mean(0), spy.mean, rtol=1e-4, atol=1e-6)
             assert torch.equal(after.moved, loop.weights)
             iterates = 2 if loop.server.adaptive else 1
-            moments = [moment for moment, _ in loop.module.seen]
+            moments = [moment for moment, _ in SEEN]
             assert moments == ["on_fit_start", *["on_validation_start"] * 2 * iterates, "on_fit_end"]
-            assert torch.equal(loop.module.seen[0][1], initial)
-            assert torch.equal(loop.module.seen[-1][1], loop.weights)
+            assert torch.equal(SEEN[0][1], initial)
+            assert torch.equal(SEEN[-1][1], loop.weights)
             # The last of a round is the iterate that is validated.
-            assert torch.equal(loop.module.seen[-2][1], loop.run.evaluated)
+            assert torch.equal(SEEN[-2][1], loop.run.evaluated)
 
     loop.callbacks.append(InFork())
     loop.fit(module, data())
@@ -194,17 +197,17 @@ def test_the_modules_own_hooks_around_training_and_validation(make_loop, engine,
         """At the end of each round, on every rank: what the module saw of itself since the last."""
 
         def on_round_start(self, loop):
-            loop.module.seen.clear()
+            SEEN.clear()
             self.before = loop.weights.clone()
 
         def on_client_end(self, loop):
-            moment, own = loop.module.seen[-1]
+            moment, own = SEEN[-1]
             assert moment == "on_train_end"
             assert torch.equal(own, weights_of(loop.module))
             assert not torch.equal(own, self.before)
 
         def on_round_end(self, loop):
-            seen = loop.module.seen
+            seen = SEEN
             starts = [weights for moment, weights in seen if moment == "on_train_start"]
             assert len(starts) == 4 // ranks
             assert all(torch.equal(weights, self.before) for weights in starts)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from lightning_feddua import ConfigurationError, FederatedCallback
+from lightning_feddua.callbacks import Checkpoint
 from lightning_feddua.checkpoints.files import DamagedError, read
 from tests.checkpoints.checkpointed_runs import assert_same, fit, in_child, lines, make, rows
 
@@ -73,13 +74,13 @@ def damage(path, how):
 def test_a_damaged_checkpoint_is_noticed_and_an_older_one_used(make_loop, tmp_path, how):
     whole = make_loop(out_dir=tmp_path / "whole")
     expected = fit(whole)
-    loop = make_loop(max_rounds=3, checkpoint_every=1)
+    loop = make_loop(max_rounds=3, callbacks=Checkpoint(save_top_k=-1))
     fit(loop)
     for name in ("last.ckpt", "round-0003.ckpt"):
         damage(loop.run_dir / name, how)
     with pytest.raises(ConfigurationError, match=r"last\.ckpt` is damaged"):
         fit(make_loop(), ckpt_path=loop.run_dir / "last.ckpt")
-    resumed = make_loop(checkpoint_every=1)
+    resumed = make_loop(callbacks=Checkpoint(save_top_k=-1))
     with pytest.warns(UserWarning, match=r"last\.ckpt` is damaged.*Looking for an older one"):
         assert_same(fit(resumed, ckpt_path="last"), expected)
     assert rows(resumed) == rows(whole)
@@ -147,7 +148,7 @@ def test_killed_while_saving(make_loop, tmp_path, monkeypatch, moment):
                 "second file": ("replace", 5),
             }[moment]
             kill_in_the_second_round(name, call)
-        fit(make_loop(checkpoint_every=1))
+        fit(make_loop(callbacks=Checkpoint(save_top_k=-1)))
 
     assert in_child(killed) == -signal.SIGKILL
     run_dir = tmp_path / "version_0"
@@ -156,7 +157,7 @@ def test_killed_while_saving(make_loop, tmp_path, monkeypatch, moment):
     assert (run_dir / "round-0001.ckpt").exists()
     assert not (run_dir / "round-0002.ckpt").exists()
     assert (run_dir / ".unfinished.ckpt").exists() == (moment != "after replace")
-    resumed = make_loop(checkpoint_every=1)
+    resumed = make_loop(callbacks=Checkpoint(save_top_k=-1))
     assert_same(fit(resumed, ckpt_path="last"), expected)
     assert not (run_dir / ".unfinished.ckpt").exists()
 
@@ -173,7 +174,7 @@ def test_a_full_disk_does_not_end_the_run(make_loop, tmp_path):
             # Too long for the limit.
             loop.history[-1].update({f"metric {i}": 0.123 for i in range(300 if round == 1 else 0)})
 
-    loop = make_loop(max_rounds=4, checkpoint_every=1, callbacks=Fill())
+    loop = make_loop(max_rounds=4, callbacks=[Fill(), Checkpoint(save_top_k=-1)])
     with pytest.warns(UserWarning, match="File too large") as warnings:
         fit(loop)
     messages = [str(w.message) for w in warnings]

@@ -15,7 +15,7 @@ import yaml
 from lightning.fabric.loggers import Logger
 
 from lightning_feddua import FederatedCallback, FederatedLoop
-from lightning_feddua.callbacks import tensorboard
+from lightning_feddua.callbacks import Checkpoint, tensorboard
 from lightning_feddua.checkpoints import resume_logger
 from lightning_feddua.cli import main
 from lightning_feddua.data import SyntheticRegression
@@ -88,7 +88,7 @@ def test_tensorboard_has_scalars_and_a_histogram_of_client_norms(fit):
 
 def test_tensorboard_of_a_run_that_goes_on(fit, tmp_path):
     with pytest.raises(RuntimeError, match="power cut"):
-        fit(Crash(), checkpoint_every=2)
+        fit(Crash(), Checkpoint(every=2, save_top_k=-1))
     # The round that was logged and not saved is done again, and is there once.
     same_folder, _ = fit(ckpt_path="last", max_rounds=4)
     assert same_folder.run_dir == tmp_path / "version_0"
@@ -168,6 +168,7 @@ def wandb_history(path):
     return rows
 
 
+@pytest.mark.slow
 def test_wandb_offline_with_the_recipe_of_the_documentation(tmp_path, wandb_environment):
     pytest.importorskip("wandb")
     (recipe,) = (block for page in PAGES for _, block in blocks(page) if block.startswith("# wandb.yaml"))

@@ -47,15 +47,15 @@ def test_split_run_is_the_whole_run(make_loop, tmp_path, rule):
     assert [float(row["eta_g"]) for row in table] == [row["eta_g"] for row in whole.history]
 
 
-@pytest.mark.parametrize("split", [0, 1, 3, 4])
+@pytest.mark.parametrize("split", [0, 1, 3])
 def test_any_split_point(make_loop, tmp_path, split):
     """A checkpoint given by its path: the run goes on in a new folder, with the whole history."""
-    whole = make_loop(server=FedDuAdam(), checkpoint_every=1)
+    whole = make_loop(server=FedDuAdam(), callbacks=Checkpoint(save_top_k=-1))
     expected = fit(whole)
     if split == 0:
-        fit(make_loop(server=FedDuAdam(), max_rounds=0, checkpoint_every=1))
+        fit(make_loop(server=FedDuAdam(), max_rounds=0, callbacks=Checkpoint(save_top_k=-1)))
     folder = tmp_path / ("version_0" if split else "version_1")
-    resumed = make_loop(server=FedDuAdam(), checkpoint_every=1)
+    resumed = make_loop(server=FedDuAdam(), callbacks=Checkpoint(save_top_k=-1))
     model = fit(resumed, ckpt_path=folder / f"round-{split:04d}.ckpt")
     assert resumed.run_dir not in (folder, whole.run_dir)
     assert_same(model, expected)
@@ -97,7 +97,7 @@ def test_low_precision_keeps_the_servers_weights(make_loop, tmp_path):
 def test_last_starts_afresh_where_there_is_nothing(make_loop, tmp_path, caplog):
     (tmp_path / "version_7").mkdir()
     with caplog.at_level("INFO"):
-        loop = make_loop(max_rounds=1)
+        loop = make_loop(max_rounds=1, enable_checkpointing=False)
         fit(loop, ckpt_path="last")
     assert "There is no checkpoint in" in caplog.text
     assert loop.run_dir == tmp_path / "version_8"
@@ -130,7 +130,7 @@ def test_loggers_go_on(make_loop, tmp_path):
         return [CSVLogger(tmp_path / "csv", name="x"), TensorBoardLogger(tmp_path / "tb", name="x")]
 
     # The round after the checkpoint's is logged twice, and counts once.
-    fit(make_loop(max_rounds=3, callbacks=[Checkpoint(every=2)], loggers=loggers()))
+    fit(make_loop(max_rounds=3, callbacks=[Checkpoint(every=2, save_top_k=-1)], loggers=loggers()))
     (tmp_path / "version_0/last.ckpt").unlink()
     (tmp_path / "version_0/round-0003.ckpt").unlink()
     loop = make_loop(max_rounds=4, loggers=loggers())
@@ -222,14 +222,17 @@ def test_best_rounds_are_kept(make_loop):
     assert files(5, "score", 2, ckpt_path="last") == ["last.ckpt", "round-0002.ckpt", "round-0005.ckpt"]
     assert files(3, None, 2) == ["last.ckpt", "round-0002.ckpt", "round-0003.ckpt"]
     assert files(3, None, -1) == ["last.ckpt", "round-0001.ckpt", "round-0002.ckpt", "round-0003.ckpt"]
-    with pytest.warns(UserWarning, match="Round 0 has no metric `nothing` to compare checkpoints by"):
-        assert files(1, "nothing", 2) == ["last.ckpt"]
+    assert files(3, None, 1) == ["last.ckpt"]
+    with pytest.raises(
+        ConfigurationError, match=r"`Checkpoint` monitors `nothing`, which is not logged\. .*`val_loss`"
+    ):
+        files(1, "nothing", 2)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"server": FedAvg()}, r"`server` was `FedDuAdam` and is `FedAvg`\. Go on with"),
+        ({"server": FedAvg()}, r"`server` was `FedDuAdam` and is `FedAvg`\. Resume with"),
         ({"server": FedDuAdam(beta2=0.9)}, r"`server\.beta2` was `0\.99` and is `0\.9`"),
         ({"local_steps": 4}, r"`local_steps` was `3` and is `4`"),
         ({"seed": 1}, r"`seed` was `0` and is `1`"),
@@ -286,6 +289,21 @@ def test_what_cannot_be_loaded_again_is_found_before_training(make_loop):
     Hyper.load_from_checkpoint(loop.run_dir / "last.ckpt", activation=nn.ReLU(), weights_only=True)
 
 
+def test_what_hooks_add_to_the_default_checkpoint_never_ends_a_run(make_loop):
+    class Adds(Classifier):
+        def on_save_checkpoint(self, checkpoint):
+            checkpoint["hyper_parameters"]["loss"] = nn.L1Loss()
+            checkpoint["special"] = {"loss": nn.L1Loss(), "plain": 3}
+
+    loop = make_loop(max_rounds=1)
+    with pytest.warns(UserWarning, match="hyperparameter `loss`") as warned:
+        fit(loop, Adds())
+    assert any("`special.loss` is a `L1Loss`" in str(warning.message) for warning in warned)
+    checkpoint = torch.load(loop.run_dir / "last.ckpt", weights_only=True)
+    assert checkpoint["special"] == {"plain": 3}
+    assert checkpoint["hyper_parameters"] == {"dropout": 0.5, "lr": 0.01}
+
+
 def test_two_ranks_go_on_as_one(make_loop, tmp_path):
     """In float64, where other orders of summation differ by little."""
     arguments = {"precision": "64-true", "server": FedDuAdam()}
@@ -306,7 +324,6 @@ def test_two_ranks_go_on_as_one(make_loop, tmp_path):
     ("arguments", "message"),
     [
         ({"checkpoint_every": 0}, "`checkpoint_every=0` is less than 1. Give"),
-        ({"checkpoint_every": 1, "callbacks": [Checkpoint()]}, "There are 2 `Checkpoint`s, which would write the same"),
     ],
 )
 def test_bad_settings(make_loop, arguments, message):

@@ -130,7 +130,7 @@ def test_the_resolved_recipe_is_whole(tmp_path, capsys):
         ),
         ({"base": "synthetic", "presets": {"FedAvg": 3}}, "The recipe's `presets` are not mappings. "),
         ({"base": "synthetic", "presets": [1]}, "The recipe's `presets` are not mappings. "),
-        ({"base": "synthetic", "data": None}, "names no model or no data. "),
+        ({"base": "synthetic", "data": None}, "has no section `data`. Add it, or give `--data CLASS`."),
         ({"bas": "synthetic"}, "The recipe has no section `bas`. Write `base` if that was meant"),
     ],
 )
@@ -180,3 +180,9 @@ def test_recipes_beside_the_package_are_shipped_in_a_checkout_alone(tmp_path, mo
 def test_this_checkout_ships_its_recipes():
     assert len(recipe_dirs()) == 1
     assert shipped_recipes().keys() >= {"synthetic", "femnist", "shakespeare", *CIFAR}
+
+
+def test_a_key_of_a_merged_mapping_may_be_given_again(tmp_path):
+    path = tmp_path / "own.yaml"
+    path.write_text("a: {b: &one {lr: 1}, c: &two {<<: *one, lr: 2}}\nd: {<<: *two, lr: 3}\n")
+    assert load_recipe(path) == {"a": {"b": {"lr": 1}, "c": {"lr": 2}}, "d": {"lr": 3}}

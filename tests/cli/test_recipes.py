@@ -40,6 +40,7 @@ def final(tmp_path, preset):
     return fit(tmp_path / preset, "sparse_regression", preset, engine="vectorized", validate_every=200)[-1]
 
 
+@pytest.mark.slow
 def test_feddualavg_finds_the_support_and_fedmid_does_not(tmp_path):
     dual, mid = final(tmp_path, "FedDualAvg"), final(tmp_path, "FedMid")
     assert dual["recall"] == mid["recall"] == 1
@@ -50,6 +51,7 @@ def test_feddualavg_finds_the_support_and_fedmid_does_not(tmp_path):
     assert dual["weight_error"] < 0.7 * mid["weight_error"]
 
 
+@pytest.mark.slow
 def test_hypentropy_estimates_sparse_weights_better_than_the_euclidean_map(tmp_path):
     hypentropy, euclidean = final(tmp_path, "Hypentropy"), final(tmp_path, "FedExP")
     assert hypentropy["weight_error"] < 0.5 * euclidean["weight_error"]

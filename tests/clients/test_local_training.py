@@ -144,6 +144,7 @@ def test_scaffnew_that_always_communicates_is_gradient_descent(tmp_path):
     np.testing.assert_allclose(fit(Scaffnew(1.0), run, tmp_path)[1], w, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_scaffold_and_scaffnew_reach_the_optimum_where_fedavg_stalls(tmp_path):
     run = settings(cohort=5, batch=50, eta_g=1.0, rounds=150, steps=10, lr=0.1)
     optimum = run.problem.optimum()

@@ -7,7 +7,13 @@ import pytest
 import torch
 
 from lightning_feddua import ConfigurationError, FederatedDataModule, FederatedLoop
-from lightning_feddua.data import HuggingFaceDataModule, IIDPartitioner, Partitioner, PathologicalPartitioner
+from lightning_feddua.data import (
+    DirichletPartitioner,
+    HuggingFaceDataModule,
+    IIDPartitioner,
+    Partitioner,
+    PathologicalPartitioner,
+)
 from tests.modules import Classifier
 
 
@@ -79,7 +85,7 @@ def test_labels_of_a_client_column_are_counted(folder):
     assert data.label_counts().tolist() == expected
     data = HuggingFaceDataModule(folder, client_column="user")
     data.setup("fit")
-    with pytest.raises(ConfigurationError, match=r"`HubRows` shows no labels: .*\. Use .* `label_column`"):
+    with pytest.raises(ConfigurationError, match=r"No labels can be found in .* `HubRows`: .*\. Use .* `label_column`"):
         data.label_counts()
 
 
@@ -91,7 +97,7 @@ def test_labels_of_a_client_column_are_counted(folder):
         ({"client_column": "user", "val_split": "dev"}, r"has no split `dev`"),
         ({"client_column": "user", "min_samples": 9}, r"No client has 9 samples: the largest has 8\. Choose"),
         ({"partitioner": IIDPartitioner(2), "label_column": "user"}, r"column `user` holds .*, not labels"),
-        ({"partitioner": IIDPartitioner(2)}, r"partitioner has no labels\. Name"),
+        ({"partitioner": DirichletPartitioner(2)}, r"partitioner has no labels\. Name"),
         ({}, r"unclear who the clients are: neither"),
     ],
 )

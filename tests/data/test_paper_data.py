@@ -198,7 +198,12 @@ def test_each_image_is_cropped_and_flipped_on_its_own():
             ["--data.num_clients", "2", "--data.min_samples", "300", "--data.train_fraction", "0.5"],
         ),
         ("cifar10", "cifar", ["--data.partitioner.num_clients", "2"]),
-        ("cifar100", "cifar", ["--data.partitioner.num_clients", "2", "--loop.precision", "64-true"]),
+        pytest.param(
+            "cifar100",
+            "cifar",
+            ["--data.partitioner.num_clients", "2", "--loop.precision", "64-true"],
+            marks=pytest.mark.slow,
+        ),
         ("cifar100_vit", "cifar", ["--data.partitioner.num_clients", "2"]),
     ],
 )

@@ -26,26 +26,30 @@ class OnDisk(Dataset):
         return x + self.noise * torch.randn(4), x.sum(dim=0, keepdim=True), os.getpid()
 
 
+# What modules have seen; what they keep themselves is undone after each client.
+PROCESSES = set()
+
+
 class Recorded(LinearRegression):
     """Notes in which processes its samples were made."""
 
     def __init__(self):
         super().__init__(4)
-        self.processes = set()
 
     def training_step(self, batch, batch_idx):
-        self.processes.update(batch[2].tolist())
+        PROCESSES.update(batch[2].tolist())
         return super().training_step(batch[:2], batch_idx)
 
 
 def fit(tmp_path, num_workers, noise=0.0, broken=None, **arguments):
     torch.manual_seed(0)
+    PROCESSES.clear()
     module = Recorded()
     clients = {str(i): OnDisk(i, noise, i == broken) for i in range(4)}
     loop = FederatedLoop(server=FedAvg(), max_rounds=3, clients_per_round=3, out_dir=tmp_path, accelerator="cpu",
                          engine="sequential", enable_progress_bar=False, **{"local_steps": 5, **arguments})  # fmt: skip
     loop.fit(module, FederatedDataModule(clients, batch_size=3, num_workers=num_workers))
-    return module.linear.weight.detach(), module.processes
+    return module.linear.weight.detach(), set(PROCESSES)
 
 
 @pytest.mark.parametrize("work", [{"local_steps": 5}, {"local_steps": None, "local_epochs": 2}])

@@ -1,13 +1,14 @@
 import numpy as np
 import pytest
 import torch
-from lightning import LightningDataModule, Trainer
+from lightning import LightningDataModule
 from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
 from torch.utils.data import DataLoader
 
 from lightning_feddua import ConfigurationError, FederatedDataModule, FederatedLoop
 from lightning_feddua.data import IIDPartitioner
 from tests.modules import Classifier, classification
+from tests.trainers import quiet_trainer
 
 
 def test_lightning_datamodule_is_federated(tmp_path):
@@ -44,7 +45,7 @@ def test_wrapped_hooks_and_collation_count(tmp_path):
     loop = FederatedLoop(max_rounds=1, local_steps=2, out_dir=tmp_path, accelerator="cpu", enable_progress_bar=False)
     loop.fit(Classifier(), data)
     assert data.batch_size == 6
-    assert data.evaluation_data("validation")[1] == 10
+    assert data.evaluation_data("validation")[0].batch_size == 10
     assert "val_acc" in loop.history[0]
     assert data.hook_owner.trainer is None
 
@@ -67,9 +68,8 @@ class Stream(torch.utils.data.IterableDataset):
     ("arguments", "message"),
     [
         ({"sampler": torch.utils.data.SubsetRandomSampler([0, 1])}, r"with a `SubsetRandomSampler`, .* a `Subset`"),
-        ({"sampler": torch.utils.data.WeightedRandomSampler(torch.ones(6), 6)}, r"with a `WeightedRandomSampler`"),
         ({"sampler": torch.utils.data.RandomSampler(classification(6), num_samples=3)}, r"with a `RandomSampler`"),
-        ({"dataset": Stream()}, r"returned a `DataLoader` that cannot be indexed\. Return"),
+        ({"dataset": Stream()}, r"returned a `DataLoader` whose rows cannot be dealt to clients\. Return"),
     ],
 )
 def test_loaders_that_cannot_be_federated(arguments, message):
@@ -97,10 +97,10 @@ def test_loaders_that_are_not_there(tmp_path):
         loop.fit(Classifier(), FederatedDataModule.from_datamodule(Loaders(train, none), np.arange(6).reshape(2, 3)))
         assert "val_acc" not in loop.history[0]
     # Before the first round, of which the history would tell.
-    with pytest.raises(ConfigurationError, match=r"`Loaders.val_dataloader` returned a `list` that cannot be indexed"):
+    with pytest.raises(ConfigurationError, match=r"`Classifier.validation_step` takes no `dataloader_idx`, and there"):
         loop.fit(Classifier(), FederatedDataModule.from_datamodule(Loaders(train, [val, val]), [[0], [1]]))
     assert loop.history == []
-    with pytest.raises(ConfigurationError, match=r"`LightningDataModule.train_dataloader` returned a `NoneType`"):
+    with pytest.raises(ConfigurationError, match=r"train_dataloader` returned 0 loaders whose rows"):
         FederatedDataModule.from_datamodule(LightningDataModule(), [[0]]).setup("fit")
 
 
@@ -130,10 +130,20 @@ def test_stages_and_collations_of_a_wrapped_module(tmp_path):
 
     model = Tested()
     data = FederatedDataModule.from_datamodule(Stages(), IIDPartitioner(2))
-    expected = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, default_root_dir=tmp_path).test(
-        model, Stages(), verbose=False
-    )
+    expected = quiet_trainer(default_root_dir=tmp_path, enable_checkpointing=True).test(model, Stages(), verbose=False)
     loop = FederatedLoop(local_steps=1, out_dir=tmp_path, accelerator="cpu")
     assert loop.test(model, data) == expected[0]
     assert data.batch_size == 5
     assert data.label_counts().sum() == 30
+
+
+def test_validation_data_of_more_clients_than_there_are():
+    class Both(LightningDataModule):
+        def train_dataloader(self):
+            return DataLoader(classification(12), 3)
+
+        val_dataloader = train_dataloader
+
+    data = FederatedDataModule.from_datamodule(Both(), IIDPartitioner(3), val_clients=IIDPartitioner(4))
+    with pytest.raises(ConfigurationError, match=r"a part for `3`, .* no such client\. Divide .* among the 3 clients"):
+        data.setup("fit")

@@ -38,6 +38,7 @@ def test_forked_ranks_bring_results_home(tmp_path):
     assert [row["round"] for row in histories[1]] == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_script_launcher_starts_the_other_ranks(tmp_path):
     command = [sys.executable, "-m", "lightning_feddua", "fit", "--config", "synthetic", "--loop.devices", "2"]
     settings = ["--loop.max_rounds", "2", "--loop.accelerator", "cpu", "--loop.out_dir", str(tmp_path)]

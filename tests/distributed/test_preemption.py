@@ -69,6 +69,7 @@ def test_torchrun(tmp_path, capsys):
     check(tmp_path, saved)
 
 
+@pytest.mark.slow
 def test_ranks_started_by_rank_zero_and_one_rank_afterwards(tmp_path, capsys):
     code, errors = preempt([*FIT, "--loop.devices", "2"], tmp_path)
     assert code == 143

@@ -22,7 +22,9 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name", ["plain", *(pytest.param(name, marks=pytest.mark.slow) for name in RUNS if name != "plain")]
+)
 def test_the_number_of_ranks_does_not_change_a_bit(tmp_path, monkeypatch, name):
     model, arguments = RUNS[name]
     expected = run(1, tmp_path / "1", model, arguments())

@@ -74,4 +74,5 @@ def test_cli_under_torchrun_writes_one_run(tmp_path):
     assert finished.stdout.count("results in") == 1
     assert "2 ranks: 2 x cpu" in finished.stdout
     assert sorted(p.name for p in tmp_path.iterdir()) == ["version_0"]
-    assert sorted(p.name for p in (tmp_path / "version_0").iterdir()) == ["metrics.csv", "recipe.yaml", "run.json"]
+    files = sorted(p.name for p in (tmp_path / "version_0").iterdir())
+    assert files == ["last.ckpt", "metrics.csv", "recipe.yaml", "run.json"]

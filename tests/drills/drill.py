@@ -5,6 +5,7 @@ import signal
 import torch
 
 from lightning_feddua import FedDuAdam, FederatedCallback, Scaffold
+from lightning_feddua.callbacks import Checkpoint
 from lightning_feddua.checkpoints.files import read
 from tests.forked_ranks import ForkedRanks, assert_same, fit, unequal_clients
 from tests.modules import DropoutCNN
@@ -15,7 +16,8 @@ SECONDS = 40
 
 def arguments(**more):
     settings = {"server": FedDuAdam(), "client": Scaffold(), "local_steps": 2, "max_rounds": ROUNDS}
-    return {**settings, "checkpoint_every": 1, **more}
+    # All rounds are kept, so that there is an older one where the newest is damaged.
+    return {**settings, **more, "callbacks": [*more.get("callbacks", []), Checkpoint(save_top_k=-1)]}
 
 
 class Drill:

@@ -200,14 +200,6 @@ class Counts(LocalTraining):
         gradient.mul_(0.5)
 
 
-class CountsInModule(LinearRegression):
-    calls = 0
-
-    def training_step(self, batch, batch_idx):
-        self.calls += 1
-        return super().training_step(batch, batch_idx)
-
-
 class KeepsLate(LocalTraining):
     """A tensor that is there only from the first round on."""
 
@@ -228,7 +220,6 @@ class WritesToBatch(LinearRegression):
     ("client", "make", "reason"),
     [
         (Counts(), LinearRegression, "the local steps set `Counts.calls`, which compiled ones would not"),
-        (LocalTraining(), CountsInModule, "the local steps set `CountsInModule.calls`"),
         (KeepsLate(), LinearRegression, "`KeepsLate` keeps tensors outside its `vectors`"),
         (LocalTraining(), WritesToBatch, "the training step writes to its batch"),
     ],

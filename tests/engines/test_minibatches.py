@@ -27,10 +27,12 @@ class Noisy(Dataset):
         return x, x.sum(dim=0, keepdim=True)
 
 
-class Recorded(LinearRegression):
-    """With dropout, and the inputs of each step kept outside of the module."""
+# The inputs of each step; what a module or its class keeps is its own for each client.
+SEEN = []
 
-    seen: list
+
+class Recorded(LinearRegression):
+    """With dropout."""
 
     def __init__(self, dropout=0.5):
         super().__init__(4)
@@ -38,20 +40,20 @@ class Recorded(LinearRegression):
 
     def training_step(self, batch, batch_idx):
         if not torch._C._functorch.is_batchedtensor(batch[0]):
-            type(self).seen.append(batch[0].clone())
+            SEEN.append(batch[0].clone())
         x, y = batch
         return super().training_step([self.dropout(x), y], batch_idx)
 
 
 def fit(make_loop, num_workers, dropout=0.5, sizes=(11, 11, 3), **arguments):
     torch.manual_seed(0)
-    Recorded.seen = []
+    SEEN.clear()
     model = Recorded(dropout)
     data = FederatedDataModule(
         {str(i): Noisy(i, size) for i, size in enumerate(sizes)}, batch_size=5, num_workers=num_workers
     )
     make_loop(server=FedAvg(), **{"engine": "sequential", **arguments}).fit(model, data)
-    return model.linear.weight.detach(), Recorded.seen
+    return model.linear.weight.detach(), list(SEEN)
 
 
 @pytest.mark.parametrize("work", [{"local_steps": 5}, {"local_epochs": 2}])
@@ -86,7 +88,7 @@ def test_reading_a_sample_does_not_disturb_dropout(make_loop):
     results = []
     for draws in (0, 3):
         torch.manual_seed(0)
-        Recorded.seen, Quiet.draws = [], draws
+        Quiet.draws = draws
         model = Recorded()
         data = FederatedDataModule({str(i): Quiet(i) for i in range(3)}, batch_size=5)
         make_loop(server=FedAvg(), engine="sequential").fit(model, data)

@@ -14,7 +14,7 @@ from lightning_feddua import ConfigurationError, FederatedCallback, FederatedLoo
 from lightning_feddua.data import SyntheticRegression
 from lightning_feddua.engines.trial import known_engine
 from lightning_feddua.models import LinearRegression
-from tests.engines.engine_runs import SIZES, fit, plain, shared
+from tests.engines.engine_runs import fit, plain, shared
 from tests.modules import Classifier, classification
 
 
@@ -74,7 +74,7 @@ class OtherOptimizer(Classifier):
     [
         (Items, "item"),
         (TorchMetric, ""),
-        (KeepsLosses, "its training step keeps tensors in `self.la?o?s"),
+        (KeepsLosses, "its training step changes `self.la?o?st?"),
         (Manual, "it optimizes manually"),
         (Hooked, "it overrides `on_after_backward`"),
         (OtherOptimizer, "its optimizer `LBFGS` is not known to work element by element"),
@@ -86,8 +86,9 @@ def test_what_cannot_be_vectorized_is_said_once_and_before_training(make, reason
     assert list(tmp_path.iterdir()) == []
     if make is KeepsLosses:
         model, _ = fit("auto", make, shared(), tmp_path, rounds=1)
-        # Those of the run alone: the trial leaves nothing behind.
-        assert len(model.losses) == len(SIZES) * 4
+        # Neither the trial nor a client leaves anything behind.
+        assert model.losses == []
+        assert not hasattr(model, "last")
     if make is not Manual:
         _, loop = fit("auto", make, shared(), tmp_path, rounds=1)
         assert loop.engine_note.startswith("sequential (not vectorized: ")
@@ -130,7 +131,7 @@ class AtStart(FederatedCallback):
         self.optimizer_state = dict(optimizer.state)
         self.parameters = [id(p) for group in optimizer.param_groups for p in group["params"]]
         self.own_parameters = [id(p) for p in loop.module.parameters()]
-        self.view = (federation.view.global_step, federation.view.current_epoch, federation.view.training)
+        self.view = (federation.view.global_step, federation.view.current_epoch, federation.view.in_client)
         self.drawn = (random.random(), np.random.rand(), torch.rand(()).item())
         self.attributes = {n: getattr(loop.module, n) for n in ("steps", "batches") if hasattr(loop.module, n)}
         self.attributes = {name: float(value) for name, value in self.attributes.items()}
@@ -171,7 +172,8 @@ def test_a_metric_starts_anew_after_a_trial(tmp_path):
     runs = {name: fit(name, KeepsCount, shared(), tmp_path, rounds=1)[0] for name in ("sequential", "auto")}
     counts = {name: (model.steps.item(), model.batches, model.mean.weight.item()) for name, model in runs.items()}
     assert counts["auto"] == counts["sequential"]
-    assert counts["auto"][:2] == (4 * len(SIZES), 4 * len(SIZES))
+    # Each client's are its own.
+    assert counts["auto"][:2] == (0, 0)
 
 
 class Returns(LocalTraining):

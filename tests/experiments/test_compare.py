@@ -89,6 +89,16 @@ def test_it_ends_with_a_figure_a_table_and_a_report(compared):
     assert (out / "report.html").read_text().startswith("<!DOCTYPE html>")
 
 
+def test_checkpoints_can_be_left_out(compared, tmp_path):
+    folder, _ = compared
+    assert len(list(folder.rglob("last.ckpt"))) == 2 * len(METHODS)
+    arguments = ["--config", str(folder / "tiny.yaml"), "--seeds", "1", "--methods", "FedAvg", "--out", str(tmp_path)]
+    assert main(["compare", *arguments, "--loop.enable_checkpointing", "false"]) == 0
+    run = "FedAvg/seed_0/version_0/metrics.csv"
+    assert without_seconds(tmp_path / run) == without_seconds(folder / "out" / run)
+    assert not list(tmp_path.rglob("*.ckpt"))
+
+
 def test_finished_runs_are_kept_and_changed_ones_run_anew(compared, capsys):
     folder, arguments = compared
     marks = sorted(folder.glob("out/*/*/finished.json"))

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import TensorDataset
 
-from lightning_feddua import ConfigurationError, FedAvg
+from lightning_feddua import FedAvg
 from lightning_feddua.models import LinearRegression
 from tests.modules import Classifier, classification
 
@@ -24,29 +23,6 @@ def test_gradients_are_clipped(make_loop):
     model = LinearRegression(dim=1, lr=1.0)
     make_loop(server=FedAvg(), max_rounds=1, local_steps=1, gradient_clip_val=0.25).fit(model, data)
     assert model.linear.weight.item() == pytest.approx(0.25, rel=1e-5)
-
-
-class Target(Classifier):
-    """A frozen copy that follows the trained weights, as in BYOL."""
-
-    def __init__(self, unfreeze=False):
-        super().__init__()
-        self.target = nn.Linear(4, 8, bias=False).requires_grad_(False)
-        self.unfreeze = unfreeze
-
-    def on_train_batch_end(self, *args):
-        if self.unfreeze:
-            self.target.requires_grad_(True)
-        else:
-            self.target.weight.data.lerp_(self.net[0].weight.data, 0.1)
-
-
-@pytest.mark.parametrize("unfreeze", [False, True])
-def test_frozen_parameters_do_not_leak_from_client_to_client(make_loop, clients, unfreeze):
-    with pytest.raises(
-        ConfigurationError, match=r"frozen parameter `target.weight` changed, or was unfrozen, .*\. Make"
-    ):
-        make_loop().fit(Target(unfreeze), clients)
 
 
 def test_decay_reaches_schedulers_inside_schedulers(make_loop):

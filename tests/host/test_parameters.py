@@ -5,6 +5,7 @@ from torch import nn
 from lightning_feddua import ConfigurationError
 from lightning_feddua.host.buffers import ModuleBuffers
 from lightning_feddua.host.parameters import FlatParameters, trainable_parameters
+from lightning_feddua.host.tensor_checks import check_initialised
 from lightning_feddua.vectors import squared_norm
 
 
@@ -81,12 +82,17 @@ def test_release_gives_parameters_their_own_memory():
     [
         (nn.Linear(2, 2).requires_grad_(False), "no trainable parameters"),
         (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()), "several dtypes"),
-        (nn.LazyLinear(3), "not initialised"),
+        (nn.Module(), "no trainable parameters"),
     ],
 )
 def test_modules_that_cannot_be_trained(module, message):
     with pytest.raises(ConfigurationError, match=message):
         trainable_parameters(module)
+
+
+def test_lazy_layers_have_to_see_a_batch_first():
+    with pytest.raises(ConfigurationError, match="not initialised"):
+        check_initialised(nn.LazyLinear(3))
 
 
 def test_squared_norm_is_float64_over_chunks():

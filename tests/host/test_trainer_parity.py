@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from lightning import Callback, Trainer
+from lightning import Callback
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MetricCollection
@@ -14,7 +14,16 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 from lightning_feddua import FedAvg, FederatedCallback, FederatedDataModule, FederatedLoop
 from lightning_feddua.data.client_data import minibatches
 from lightning_feddua.randomness import Purpose, generator, seed_generators
-from tests.host.parity_modules import CASES, Common, DictOutput, ManualDictOutput, Metrics, labelled
+from tests.host.parity_modules import (
+    CASES,
+    BatchNormAndDropout,
+    Common,
+    DictOutput,
+    ManualDictOutput,
+    Metrics,
+    labelled,
+)
+from tests.trainers import quiet_trainer
 
 CPU = torch.device("cpu")
 BATCH = 8
@@ -46,15 +55,9 @@ def trained_by_trainer(module, dataset, steps, tmp_path, **arguments):
             return len(dataset) // BATCH
 
     loader = DataLoader(dataset, batch_sampler=Order(), generator=torch.Generator())
-    trainer = Trainer(
+    trainer = quiet_trainer(
         max_steps=steps * getattr(module, "steps_per_batch", 1),
         max_epochs=-1,
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
         use_distributed_sampler=False,
         limit_val_batches=0,
         callbacks=[SeedAtStart()],
@@ -102,29 +105,72 @@ def test_weights_are_those_of_trainer(case, tmp_path):
     assert state.keys() == expected.keys()
     for name, value in expected.items():
         assert torch.equal(state[name], value), name
+        # The model that is left is that of the only client, to the bit.
+        assert torch.equal(ours.state_dict()[name], value), name
     assert any(not torch.equal(state[name], value) for name, value in start.items())
     if make is Metrics:
         assert {"accuracy", "c_MulticlassAccuracy", "c_MulticlassF1Score"} <= loop.history[0].keys()
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [{"devices": 2, "strategy": "ddp_fork"}, {"client_weights": "samples"}, {"lanes": None}, {"engine": "sequential"}],
+)
+def test_the_model_that_is_left_is_that_of_trainer(arguments, tmp_path):
+    torch.manual_seed(0)
+    ours = BatchNormAndDropout()
+    theirs = copy.deepcopy(ours)
+    expected, _ = trained_by_trainer(theirs, labelled(), 7, tmp_path)
+    loop = FederatedLoop(
+        server=FedAvg(), max_rounds=1, local_steps=7, accelerator="cpu", out_dir=tmp_path, enable_progress_bar=False,
+        **arguments,
+    )  # fmt: skip
+    loop.fit(ours, FederatedDataModule({"only": labelled()}, batch_size=BATCH))
+    for name, value in expected.items():
+        assert torch.equal(ours.state_dict()[name], value), name
+
+
+class Doubles(FederatedCallback):
+    def on_aggregate_end(self, loop, update):
+        update.mean_delta.mul_(2)
+
+
+def test_an_update_that_was_changed_is_not_replaced_by_the_clients_weights(tmp_path):
+    finals = {}
+    for name, callbacks in {"plain": [], "doubled": [Doubles()]}.items():
+        torch.manual_seed(0)
+        model = Common()
+        start = copy.deepcopy(model.state_dict())
+        loop = FederatedLoop(
+            server=FedAvg(), max_rounds=1, local_steps=3, accelerator="cpu", out_dir=tmp_path,
+            enable_progress_bar=False, callbacks=callbacks,
+        )  # fmt: skip
+        loop.fit(model, FederatedDataModule({"only": labelled()}, batch_size=BATCH))
+        finals[name] = {key: value - start[key] for key, value in model.state_dict().items()}
+    for key, value in finals["plain"].items():
+        torch.testing.assert_close(finals["doubled"][key], 2 * value, rtol=1e-3, atol=1e-6)
+
+
 @pytest.mark.parametrize("make", [Common, DictOutput, ManualDictOutput])
 def test_batch_ends_with_what_trainer_hands_over(make, tmp_path):
+    seen = {"theirs": [], "ours": []}
+
     class Watches(make):
         def on_train_batch_end(self, outputs, batch, batch_idx):
-            self.seen.append({name: float(value) for name, value in outputs.items()})
+            seen[self.who].append({name: float(value) for name, value in outputs.items()})
             assert "loss" not in outputs or not outputs["loss"].requires_grad
 
         def on_train_epoch_end(self):
-            self.seen.append("train_loss" in self.trainer.callback_metrics)
+            seen[self.who].append("train_loss" in self.trainer.callback_metrics)
 
     torch.manual_seed(0)
     ours = Watches()
-    ours.seen = []
     theirs = copy.deepcopy(ours)
+    ours.who, theirs.who = "ours", "theirs"
     trained_by_trainer(theirs, labelled(), 6, tmp_path)
     trained_by_loop(ours, labelled(), 6, tmp_path)
-    assert ours.seen == theirs.seen
-    assert len(ours.seen) == 6 + 2
+    assert seen["ours"] == seen["theirs"]
+    assert len(seen["ours"]) == 6 + 2
 
 
 def test_fedavg_is_the_average_of_trainers(tmp_path):
@@ -137,8 +183,7 @@ def test_fedavg_is_the_average_of_trainers(tmp_path):
         start = copy.deepcopy(model)
         order = minibatches(24, BATCH, generator(0, 0, i, Purpose.MINIBATCHES), steps=3)
         loader = DataLoader(dataset, batch_sampler=[p.tolist() for _, p in order])
-        trainer = Trainer(max_steps=3, accelerator="cpu", devices=1, logger=False, enable_checkpointing=False,
-                          enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path)  # fmt: skip
+        trainer = quiet_trainer(max_steps=3, default_root_dir=tmp_path)  # fmt: skip
         trainer.fit(start, loader)
         states.append(start.state_dict())
     loop = FederatedLoop(server=FedAvg(), max_rounds=1, local_steps=3, accelerator="cpu", out_dir=tmp_path,
@@ -209,8 +254,7 @@ def test_validation_is_identical_to_trainer(devices, size, make, tmp_path):
     torch.manual_seed(0)
     module = make()
     data = FederatedDataModule({"a": labelled()}, val_dataset=labelled(size), eval_batch_size=8)
-    trainer = Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, default_root_dir=tmp_path,
-                      enable_progress_bar=False, enable_model_summary=False)  # fmt: skip
+    trainer = quiet_trainer(default_root_dir=tmp_path)  # fmt: skip
     expected = trainer.validate(module, data, verbose=False)[0]
     strategy = "auto" if devices == 1 else "ddp_fork"
     loop = FederatedLoop(local_steps=1, devices=devices, strategy=strategy, accelerator="cpu", out_dir=tmp_path)
@@ -224,8 +268,7 @@ def test_test_step_and_clients(tmp_path):
     data = FederatedDataModule(
         {str(i): labelled(10 + i) for i in range(20)}, test_dataset=labelled(30), eval_batch_size=8
     )
-    trainer = Trainer(accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, default_root_dir=tmp_path,
-                      enable_progress_bar=False, enable_model_summary=False)  # fmt: skip
+    trainer = quiet_trainer(default_root_dir=tmp_path)  # fmt: skip
     expected = trainer.test(module, data, verbose=False)[0]
     loop = FederatedLoop(local_steps=1, accelerator="cpu", out_dir=tmp_path)
     assert loop.test(module, data) == expected
