@@ -36,6 +36,7 @@ class Stopping(FederatedCallback):
             dtype=torch.int32,
             device=fabric.device if fabric.world_size > 1 else None,
         )
+        all_reduce_sum(fabric, votes)
         asked, interrupted, terminated = (votes > 0).tolist()
         run.stop_signal = signal.SIGTERM if terminated else signal.SIGINT if interrupted else None
         run.stop_reason = None
