@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from lightning_feddua import ConfigurationError, FedAvg
-from lightning_feddua.host import many, snapshot_tensors
 from lightning_feddua.host.hidden.hidden_state import HiddenState
 from lightning_feddua.host.hidden.snapshot import Snapshot
+from lightning_feddua.host.hidden.tensor_groups import Group
+from lightning_feddua.host.hidden.tensors import ArrayContent, TensorContent
 from tests.host.stateful_modules import Stateful
 from tests.host.test_hidden_state import Both, assert_same, trained
 
@@ -113,8 +114,8 @@ def test_copies_are_used_again_and_not_kept_alive():
     module = kept(array=np.zeros(5000), tensor=torch.zeros(5000), arrays=[np.zeros(3) for _ in range(300)])
     first = Snapshot({"self": module})
     second = Snapshot({"self": module}, before=first)
-    saved = [part.saved for part in second.parts if isinstance(part, many.Group | snapshot_tensors.ArrayContent)]
-    known = [part.saved for part in first.parts if isinstance(part, many.Group | snapshot_tensors.ArrayContent)]
+    saved = [part.saved for part in second.parts if isinstance(part, Group | ArrayContent)]
+    known = [part.saved for part in first.parts if isinstance(part, Group | ArrayContent)]
     assert len(saved) == 2
     assert all(one is other for one, other in zip(saved, known, strict=True))
     gone = weakref.ref(first)
@@ -125,8 +126,8 @@ def test_copies_are_used_again_and_not_kept_alive():
 
 def test_everything_is_compared_once_at_the_end_of_a_round(monkeypatch):
     compared = []
-    same = snapshot_tensors.TensorContent.same
-    monkeypatch.setattr(snapshot_tensors.TensorContent, "same", lambda part: compared.append(1) or same(part))
+    same = TensorContent.same
+    monkeypatch.setattr(TensorContent, "same", lambda part: compared.append(1) or same(part))
     module = kept(large=torch.zeros(5000))
     state = HiddenState(module, lambda: [])
     counts = []
