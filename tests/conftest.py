@@ -6,6 +6,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 import torch
 
+from tests.packages.torchvision_operators import declare_missing_operators
+
+declare_missing_operators()
+
 from lightning_feddua import FederatedDataModule, FederatedLoop
 from tests.modules import classification
 

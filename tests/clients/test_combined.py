@@ -138,6 +138,7 @@ class Fading(LocalTraining):
         gradient.add_(weights - local.anchor, alpha=self._strength)
 
 
+@pytest.mark.slow
 def test_compiled_steps_see_what_is_inside_the_parts(tmp_path):
     run = settings(rounds=3, batch=4)
     results = []

@@ -87,7 +87,9 @@ def small_clients():
     ("number", "rank", "message"),
     [
         (signal.SIGSTOP, 1, "Rank 1 has ended, or not come to an exchange within the loop's `timeout`"),
-        (signal.SIGSTOP, 0, "Rank 0, which keeps the ranks together, does not answer"),
+        pytest.param(
+            signal.SIGSTOP, 0, "Rank 0, which keeps the ranks together, does not answer", marks=pytest.mark.slow
+        ),
         (signal.SIGKILL, 2, "Rank 2 has ended, or not come to an exchange"),
     ],
     ids=["stopped", "first stopped", "killed"],

@@ -67,6 +67,7 @@ def test_devices_that_do_not_match_torchrun(tmp_path):
     assert not out_dir.exists()
 
 
+@pytest.mark.slow
 def test_cli_under_torchrun_writes_one_run(tmp_path):
     settings = ["--loop.max_rounds", 2, "--data.dim", 50, "--model.dim", 50, "--loop.out_dir", tmp_path]
     finished = torchrun("fit", "--config", "synthetic", *settings, processes=2, module="lightning_feddua")

@@ -72,7 +72,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+# The compiler takes 10 to 25 seconds for each of the others.
+@pytest.mark.parametrize("case", [c if c == "linear" else pytest.param(c, marks=pytest.mark.slow) for c in CASES])
 def test_compiled_equals_eager(case, tmp_path, recwarn):
     make, data, arguments, tolerance = CASES[case]
     results = []

@@ -117,8 +117,7 @@ class CNNWithoutDropout(PaperClassifier):
     ("name", "precision"),
     [
         *itertools.product(["linear", "cnn", "lstm", "vit"], ["32-true", "64-true"]),
-        ("resnet", "32-true"),
-        pytest.param("resnet", "64-true", marks=pytest.mark.slow),
+        *(pytest.param("resnet", precision, marks=pytest.mark.slow) for precision in ("32-true", "64-true")),
     ],
 )
 def test_models_of_the_paper_agree(name, precision, tmp_path):

@@ -121,6 +121,7 @@ def test_finished_runs_are_kept_and_a_larger_space_adds_to_them(swept, capsys):
     assert {path: path.stat().st_mtime_ns for path in marks} == marks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("signal_number", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
 def test_a_sweep_cut_short_ends_as_if_it_had_not_been(tmp_path, signal_number, code):
     recipe = write_recipe(tmp_path / "tiny.yaml")

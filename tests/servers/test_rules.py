@@ -228,7 +228,9 @@ def is_compiled(server):
 
 
 @pytest.mark.usefixtures("small_steps_compile")
-@pytest.mark.parametrize("rule", [servers.FedDuAdam, servers.FedAdagrad, servers.FedExP])
+@pytest.mark.parametrize(
+    "rule", [pytest.param(servers.FedDuAdam, marks=pytest.mark.slow), servers.FedAdagrad, servers.FedExP]
+)
 def test_a_compiled_step_is_the_eager_one(rule, recwarn):
     rng = torch.Generator().manual_seed(0)
     results = []
