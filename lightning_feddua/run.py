@@ -26,6 +26,8 @@ class Run:
         weights: the global weights ``w_t``, flat; None before a fit.
         average: ``(w_t + w_{t-1})/2`` where the step is adaptive; None while a cohort trains, and for other rules.
         history: one row for each finished round.
+        certificates: what stands for the state after each of them, and how it came about; empty for rounds of a
+            version without certificates.
         round: the current round, from 0.
         eta_g: the server's last step.
         stop_request: why this rank wants the run to end after this round, if it does.
@@ -40,6 +42,7 @@ class Run:
     weights: Tensor | None = None
     average: Tensor | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
+    certificates: list[str] = field(default_factory=list)
     round: int = 0
     eta_g: float = 0.0
     stop_request: str | None = None
@@ -106,6 +109,7 @@ class Run:
             "weights": self.weights,
             "average": self.average,
             "history": self.history,
+            "certificates": self.certificates,
             "round": self.round,
             "eta_g": self.eta_g,
             "columns": self.columns.state_dict(),
@@ -118,6 +122,7 @@ class Run:
             self.start_average()
         self.average = _into(self.average, state["average"])
         self.history = state["history"]
+        self.certificates = state.get("certificates", [""] * len(self.history))
         self.round = state.get("round", len(self.history))
         self.eta_g = state.get("eta_g", 0.0)
         if "columns" in state:

@@ -12,6 +12,8 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
+from lightning_feddua.certificates.fingerprint import fingerprint
+
 
 class ClientStates:
     """A few vectors of each client, held by one rank and moved when another rank trains the client.
@@ -40,9 +42,15 @@ class ClientStates:
         self._shape = (len(self.names), size)
         self._dtype = dtype
         self._rows: dict[int, Tensor] = {}
+        self._fingerprints: dict[int, int] = {}
         # The rank that holds each client; the same on every rank.
         self._holders: dict[int, int] = {}
         self._file = _RowFile(self._shape, dtype) if keep == "disk" and self.names else None
+
+    @property
+    def fingerprint(self) -> int:
+        """A number that depends on every bit of the vectors on this rank; those of all ranks add up to that of all."""
+        return sum(self._fingerprints.values())
 
     def __len__(self) -> int:
         return len(self._holders)
@@ -61,6 +69,7 @@ class ClientStates:
             row = torch.empty(self._shape, dtype=self._dtype) if self._file is None else self._file.new_row()
             self._rows[client] = row
         row.copy_(vectors)
+        self._fingerprints[client] = int(fingerprint(row, place=client))
 
     def move(self, hands: Sequence[Sequence[int]]) -> None:
         """Bring the vectors of a cohort to the ranks that will train it. Every rank calls this with the same hands.
@@ -93,6 +102,7 @@ class ClientStates:
         for client, _ in sent:
             # A client that failed whenever it took part has none.
             row = self._rows.pop(client, None)
+            self._fingerprints.pop(client, None)
             if self._file is not None and row is not None:
                 self._file.free_row(row)
         for client, vectors in arrivals:
@@ -114,7 +124,7 @@ class ClientStates:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from the state of another run, be there as many ranks as in that or not."""
-        self._rows = {}
+        self._rows, self._fingerprints = {}, {}
         self._holders = {client: i % self._fabric.world_size for i, client in enumerate(sorted(state["rows"]))}
         for client, holder in self._holders.items():
             if holder == self._fabric.global_rank:

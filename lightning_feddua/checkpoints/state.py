@@ -118,7 +118,7 @@ def module_checkpoint(module: LightningModule, epoch: int, global_step: int) -> 
 def restore(loop: FederatedLoop, federation: Federation, found: Found) -> None:
     """Bring a run to the state of a checkpoint, or say in one sentence what keeps it from there."""
     state, run = found.state, loop.run
-    check_identity(state["identity"], loop.identity, found.path)
+    check_identity(state["identity"], loop.identity, found.path, federation)
     rounds = len(state["history"])
     if rounds > loop.max_rounds:
         raise ConfigurationError(
