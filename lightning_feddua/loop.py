@@ -214,7 +214,8 @@ class FederatedLoop(LoopEvaluation):
             run.eta_g = 0.0
             return
         # Callbacks before the server may still change the update.
-        self._hooks.call("on_aggregate_end", until=self.server, loop=self, update=update)
+        with run.update_changes.watched(update, self._hooks.owners("on_aggregate_end", until=self.server)):
+            self._hooks.call("on_aggregate_end", until=self.server, loop=self, update=update)
         # The server's step: w_{t+1} = w_t + η G⁻¹ v, for FedDuA.
         self._hooks.call("on_aggregate_end", only=self.server, loop=self, update=update)
         self.client.aggregate(weights, update, run.eta_g)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lightning_feddua.aggregation.update import RoundUpdate
 from lightning_feddua.aggregation.workspace import Workspace
+from lightning_feddua.callbacks.update_changes import UpdateChanges
 from lightning_feddua.metric_names import ColumnOwners
 
 _BORROWER = "the average of the last two iterates"
@@ -35,6 +36,7 @@ class Run:
         stop_signal: the signal by which it was ended, if any; the same on every rank.
         workspace: lends the average its memory.
         columns: whose each name in the history is.
+        update_changes: which callbacks change updates.
         is_whole: whether it is still that of the last round's end: until the server's step of the next.
     """
 
@@ -50,6 +52,7 @@ class Run:
     stop_signal: int | None = None
     workspace: Workspace | None = None
     columns: ColumnOwners = field(default_factory=ColumnOwners)
+    update_changes: UpdateChanges = field(default_factory=UpdateChanges)
     is_whole: bool = False
 
     @property
@@ -113,6 +116,7 @@ class Run:
             "round": self.round,
             "eta_g": self.eta_g,
             "columns": self.columns.state_dict(),
+            "update_changes": self.update_changes.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lightning_feddua.aggregation.collectives import all_gather
 from lightning_feddua.certificates.fingerprint import fingerprint
-from lightning_feddua.errors import RankError
+from lightning_feddua.errors import ConfigurationError, RankError
 
 if TYPE_CHECKING:
     from lightning_feddua.host.federation import Federation
     from lightning_feddua.loop import FederatedLoop
 
-# What a certificate's four digests are of.
-PARTS = ("weights and buffers", "server's state", "clients' state", "cohort and settings")
+# What a certificate's digests are of.
+PARTS = ("weights and buffers", "averaged iterate", "server's state", "clients' state", "cohort and settings")
+_AVERAGE, _CLIENTS = 1, 3
 _DIGITS = 12
 # Digests are computed with this modulus where ranks add up theirs.
 _MODULUS = 1 << 64
@@ -38,28 +41,51 @@ def certify(loop: FederatedLoop, federation: Federation, cohort: Sequence[int]) 
     Raises:
         RankError: the ranks do not agree.
     """
-    run = loop.run
+    came = [loop.run.round, list(cohort), loop.identity_digest, loop.backend.engine_name]
+    return "-".join(_digests_of_all_ranks(loop, federation, came))
+
+
+def check_state(loop: FederatedLoop, federation: Federation, path: Path) -> None:
+    """One clear error if a state that was loaded is not the one that its last certificate is of; a collective.
+
+    Args:
+        loop: the loop.
+        federation: its module and clients.
+        path: where the state comes from.
+    """
+    certificates = loop.run.certificates
+    if certificates and certificates[-1]:
+        known, found = certificates[-1].split("-"), _digests_of_all_ranks(loop, federation, None)
+        # A run that is saved after a failure has no average, and needs none to be resumed.
+        untold = [len(PARTS) - 1, *([_AVERAGE] if loop.run.average is None else [])]
+        wrong = [part for i, part in enumerate(PARTS) if i not in untold and known[i] != found[i]]
+        if wrong:
+            raise ConfigurationError(
+                f"The checkpoint `{path}` is not what round {len(certificates) - 1} has left: other"
+                f" {' and '.join(wrong)}.",
+                "Resume from an older checkpoint, or start afresh.",
+            )
+
+
+def _digests_of_all_ranks(loop: FederatedLoop, federation: Federation, came: Any) -> list[str]:
+    run, fabric = loop.run, loop.fabric
     states = [part.state_dict() for part in (loop.client, federation.schedules, *(loop.transforms or []))]
-    own = digests(
-        [run.weights, run.average, federation.buffers.global_values()],
-        loop.server.state_dict(),
-        states,
-        [run.round, list(cohort), loop.identity_digest, loop.backend.engine_name],
-    )
+    weights = [run.weights, federation.buffers.global_values()]
+    own = digests(weights, run.average, loop.server.state_dict(), states, came)
     # What clients keep is on the rank that has trained them last.
     kept = loop.backend.kept_fingerprint()
-    if loop.fabric.world_size > 1:
+    if fabric.world_size > 1:
         numbers = [*(int(one, 16) for one in own), _signed(kept)]
-        mine = torch.tensor(numbers, dtype=torch.int64, device=loop.fabric.device)
-        gathered = mine.new_empty(loop.fabric.world_size * len(mine))
-        all_gather(loop.fabric, gathered, mine)
-        rows = gathered.view(loop.fabric.world_size, -1).tolist()
+        mine = torch.tensor(numbers, dtype=torch.int64, device=fabric.device)
+        gathered = mine.new_empty(fabric.world_size * len(mine))
+        all_gather(fabric, gathered, mine)
+        rows = gathered.view(fabric.world_size, -1).tolist()
         _check([[f"{number:0{_DIGITS}x}" for number in row[:-1]] for row in rows], run.round)
         kept = sum(row[-1] for row in rows)
     kept %= _MODULUS
     if kept:
-        own[2] = _digest(f"{own[2]} {kept}")
-    return "-".join(own)
+        own[_CLIENTS] = _digest(f"{own[_CLIENTS]} {kept}")
+    return own
 
 
 def digests(*parts: Any) -> list[str]:
@@ -116,7 +142,7 @@ def _text(value: Any, fingerprints: Iterator[int]) -> str:
         return "{" + ",".join(f"{key!r}:{_text(item, fingerprints)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ",".join(_text(item, fingerprints) for item in value) + "]"
-    return repr(value)
+    return repr(value.item() if isinstance(value, np.generic) else value)
 
 
 def _signed(number: int) -> int:

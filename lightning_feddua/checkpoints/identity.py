@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 _PLAIN = (bool, int, float, str, type(None))
 # What a checkpoint means that was written before these settings existed.
 _LATER_SETTINGS: dict[str, Any] = {"sampler": None, "transforms": None, "accumulate_grad_batches": 1}
-_LATER_SETTINGS |= {"callbacks that see the update": []}
 _LATER_SETTINGS |= {"gradient_clip_algorithm": None, "limit_train_batches": None, "drop_last": False}
 # Attributes of a client algorithm that are its state.
 _STATE = ("vectors", "numbers")
@@ -46,13 +44,13 @@ def identity(
         server: the server rule.
         client: the clients' algorithm.
         federation: the module and its clients, with optimizers.
-        callbacks: of the loop; those that may change an update count.
+        callbacks: of the loop; what they declare counts.
     """
     return {
         "settings": {
             **_settings(replace(settings, server=server, client=client), federation),
             **_plain_items("hyperparameter ", dict(federation.module.hparams or {})),
-            **_of_callbacks([one for one in callbacks if one is not server]),
+            **{name: value for one in callbacks for name, value in _plain_items("", one.identity).items()},
         },
         "model": {
             name: f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}{kind}"
@@ -122,24 +120,6 @@ def _difference(saved: Mapping[str, Any], own: Mapping[str, Any], federation: Fe
             return f"the clients' {part} are not what they were"
     changed = differing_client(before["data"], now["data"], federation)
     return None if changed is None else f"{changed} is not what it was"
-
-
-def _of_callbacks(callbacks: Sequence[FederatedCallback]) -> dict[str, Any]:
-    """What callbacks declare, and which of somebody else's may change a round's update, with what they were given."""
-    found: dict[str, Any] = {}
-    changing = [one for one in callbacks if type(one).on_aggregate_end is not FederatedCallback.on_aggregate_end]
-    changing = [one for one in changing if type(one).__module__.partition(".")[0] != __name__.partition(".")[0]]
-    found["callbacks that see the update"] = [type(one).__name__ for one in changing]
-    for place, one in enumerate(changing):
-        found.update(_plain_items(f"{type(one).__name__} {place}, ", _constructor_arguments(one)))
-    for one in callbacks:
-        found.update(_plain_items("", one.identity))
-    return found
-
-
-def _constructor_arguments(value: Any) -> dict[str, Any]:
-    names = inspect.signature(type(value).__init__).parameters
-    return {name: vars(value)[name] for name in names if name in vars(value)}
 
 
 def _settings(run_settings: RunSettings, federation: Federation) -> dict[str, Any]:

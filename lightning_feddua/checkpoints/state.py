@@ -16,6 +16,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_feddua._private import hparams_name, metadata_of, set_metadata
+from lightning_feddua.certificates.certificate import check_state
 from lightning_feddua.checkpoints.files import AVERAGED, FEDERATED, FORMAT, Found
 from lightning_feddua.checkpoints.identity import check_identity
 from lightning_feddua.checkpoints.loggers import logger_positions, resume_loggers
@@ -141,6 +142,10 @@ def restore(loop: FederatedLoop, federation: Federation, found: Found) -> None:
     for name, part in parts.items():
         if name in state["parts"]:
             part.load_state_dict(state["parts"][name])
+    check_state(loop, federation, found.path)
+    if "update_changes" in state:
+        seeing = loop._hooks.owners("on_aggregate_end", until=loop.server)
+        run.update_changes.load_state_dict(state["update_changes"], seeing)
     for name in state["parts"].keys() - parts.keys():
         # The package's own callbacks report on a run, and do not steer it.
         if state["parts"][name] and not name.startswith(__name__.partition(".")[0]):
