@@ -27,16 +27,19 @@ def fingerprint(tensor: Tensor, place: int = 0) -> Tensor | int:
         place: tells equal tensors apart, such as those of different clients.
     """
     words = _words(tensor)
-    if tensor.device.type == "cpu":
-        return _of_array(words.numpy(), place)
-    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    odd = _odd_numbers_on(tensor.device)
+    return _of_array(words.numpy(), place) if tensor.device.type == "cpu" else _of_words(words, place)
+
+
+def _of_words(words: Tensor, place: int) -> Tensor:
+    total = torch.zeros((), dtype=torch.int64, device=words.device)
+    odd = _odd_numbers_on(words.device)
+    rows = _CHUNK_ON_DEVICE // _CHUNK
     for number, start in enumerate(range(0, len(words), _CHUNK_ON_DEVICE)):
         chunk = words[start : start + _CHUNK_ON_DEVICE]
-        pieces = torch.zeros(_CHUNK_ON_DEVICE, dtype=torch.int64, device=tensor.device)
+        pieces = torch.zeros(_CHUNK_ON_DEVICE, dtype=torch.int64, device=words.device)
         torch.mul(chunk, odd[: len(chunk)], out=pieces[: len(chunk)])
-        weights = _chunk_weights(place, number * (_CHUNK_ON_DEVICE // _CHUNK), _CHUNK_ON_DEVICE // _CHUNK)
-        total += (pieces.view(-1, _CHUNK).sum(1) * torch.from_numpy(weights).to(tensor.device)).sum()
+        weights = torch.from_numpy(_chunk_weights(place, number * rows, rows)).to(words.device)
+        total += (pieces.view(rows, _CHUNK).sum(1) * weights).sum()
     return total
 
 

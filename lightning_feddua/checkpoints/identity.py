@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -65,18 +65,27 @@ def identity(
     }
 
 
+class _Difference(NamedTuple):
+    """What two runs do not have in common; how it is in each, where that can be said."""
+
+    what: str
+    one: Any = None
+    other: Any = None
+
+
 def agreed_digest(own: Mapping[str, Any], federation: Federation) -> str:
     """A digest of a run's identity, which must be the same on every rank; a collective.
 
     Raises:
         ConfigurationError: a rank has other settings, another model or other data.
     """
-    for rank, other in enumerate(gather_objects(federation.fabric, own)):
-        difference = _difference(own, other, federation) or _difference(other, own, federation)
-        if difference is not None:
-            pair = f"Ranks {min(rank, federation.fabric.global_rank)} and {max(rank, federation.fabric.global_rank)}"
+    everybody = gather_objects(federation.fabric, own)
+    for rank, other in enumerate(everybody):
+        found = _difference(everybody[0], other, federation)
+        if found is not None:
+            values = "" if found.one is None else f", which is `{found.one}` on one and `{found.other}` on the other"
             raise ConfigurationError(
-                f"{pair} do not train the same run: {difference}.",
+                f"Ranks 0 and {rank} do not train the same run: they differ in {found.what}{values}.",
                 "Give every rank the same script, arguments and data.",
             )
     return digests(own)[0]
@@ -91,35 +100,36 @@ def check_identity(saved: Mapping[str, Any], own: Mapping[str, Any], path: Path,
         path: the checkpoint.
         federation: the module and its clients.
     """
-    difference = _difference(saved, own, federation)
-    if difference is not None:
+    found = _difference(saved, own, federation)
+    if found is not None:
+        values = "changed" if found.one is None else f"was `{found.one}` and is `{found.other}`"
         raise ConfigurationError(
-            f"The checkpoint `{path}` belongs to another run: {difference}.",
+            f"The checkpoint `{path}` belongs to another run: {found.what} {values}.",
             "Resume with what it was saved with, or start afresh; `load_from_checkpoint` gives its model to a new run.",
         )
 
 
-def _difference(saved: Mapping[str, Any], own: Mapping[str, Any], federation: Federation) -> str | None:
-    known = {**_LATER_SETTINGS, **saved["settings"]}
-    for name, value in own["settings"].items():
+def _difference(one: Mapping[str, Any], other: Mapping[str, Any], federation: Federation) -> _Difference | None:
+    known = {**_LATER_SETTINGS, **one["settings"]}
+    for name, value in other["settings"].items():
         # What only one of the two knows belongs to another class, which differs itself, or to another version of torch.
         if name in known and known[name] != value:
-            return f"`{name}` was `{known[name]}` and is `{value}`"
-    for name in sorted({*saved["model"], *own["model"]}):
-        before, now = (model.get(name, "not there") for model in (saved["model"], own["model"]))
-        if before != now:
-            return f"the model's `{name}` was {before} and is {now}"
-    before, now = saved["clients"], own["clients"]
-    if before["count"] != now["count"]:
-        return f"there were {before['count']} clients and are {now['count']}"
+            return _Difference(f"`{name}`", str(known[name]), str(value))
+    for name in sorted({*one["model"], *other["model"]}):
+        pair = [model.get(name, "not there") for model in (one["model"], other["model"])]
+        if pair[0] != pair[1]:
+            return _Difference(f"the model's `{name}`", *pair)
+    mine, theirs = one["clients"], other["clients"]
+    if mine["count"] != theirs["count"]:
+        return _Difference("the number of clients", mine["count"], theirs["count"])
     # The first format of checkpoints has less to say of the data.
-    if "data" not in before:
+    if "data" not in mine:
         return None
     for part in ("names", "sizes"):
-        if before[part] != now[part]:
-            return f"the clients' {part} are not what they were"
-    changed = differing_client(before["data"], now["data"], federation)
-    return None if changed is None else f"{changed} is not what it was"
+        if mine[part] != theirs[part]:
+            return _Difference(f"the {part[:-1]} of a client")
+    changed = differing_client(mine["data"], theirs["data"], federation)
+    return None if changed is None else _Difference(changed)
 
 
 def _settings(run_settings: RunSettings, federation: Federation) -> dict[str, Any]:

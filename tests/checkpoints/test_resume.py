@@ -241,10 +241,10 @@ def test_best_rounds_are_kept(make_loop):
         ({"max_rounds": 1}, r"has 2 rounds, more than `max_rounds=1`"),
         ({"model": Scheduled(lr=0.1)}, r"`optimizer 0, group 0, lr` was `0\.05` and is `0\.1`"),
         ({"model": Scheduled(width=9)}, r"`hyperparameter width` was `8` and is `9`"),
-        ({"data": clients("abc")}, r"there were 4 clients and are 3"),
-        ({"data": clients("abcx")}, r"the clients' names are not what they were"),
-        ({"data": clients(size=21)}, r"the clients' sizes are not what they were"),
-        ({"data": clients(shift=0.01)}, r"the data of client `a` is not what it was"),
+        ({"data": clients("abc")}, r"the number of clients was `4` and is `3`"),
+        ({"data": clients("abcx")}, r"the name of a client changed"),
+        ({"data": clients(size=21)}, r"the size of a client changed"),
+        ({"data": clients(shift=0.01)}, r"the data of client `a` changed"),
     ],
 )
 def test_what_does_not_fit_is_refused(make_loop, arguments, message):
