@@ -114,7 +114,7 @@ def test_a_reproducible_run_uses_one_thread_and_no_stacks(make_loop):
 
 
 def test_the_header_says_on_what_bits_depend(make_loop, capsys):
-    data = {str(i): regression() for i in range(4)}
+    data = {str(i): regression() for i in range(12)}
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
