@@ -195,3 +195,19 @@ def test_a_group_of_one_can_stand_in_for_the_world(process_group):
     assert torch.distributed.group.WORLD is world
     torch.distributed.destroy_process_group(group)
     assert torch.distributed.is_initialized()
+
+
+def test_a_mode_sees_every_kernel_also_those_of_the_backward_pass():
+    seen = []
+
+    class Mode(_private.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func._overloadpacket.__name__)
+            return func(*args, **(kwargs or {}))
+
+    x = torch.ones(2, 3, requires_grad=True)
+    with Mode():
+        (x @ torch.ones(3, 2)).sum().backward()
+    assert seen.count("mm") == 2
+    assert "sum" in seen
+    assert x.grad.tolist() == [[2.0] * 3] * 2
