@@ -34,6 +34,7 @@ class Run:
         workspace: lends the average its memory.
         columns: whose each name in the history is.
         is_whole: whether it is still that of the last round's end: until the server's step of the next.
+        unsaved: files that could not be written when they last should have been, with the reason; on rank 0.
     """
 
     folder: Path
@@ -48,6 +49,7 @@ class Run:
     workspace: Workspace | None = None
     columns: ColumnOwners = field(default_factory=ColumnOwners)
     is_whole: bool = False
+    unsaved: dict[str, str] = field(default_factory=dict)
 
     @property
     def known_weights(self) -> Tensor:

@@ -6,6 +6,7 @@ import pickle
 import re
 import zipfile
 import zlib
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from lightning_feddua.aggregation.collectives import on_rank_zero
 from lightning_feddua.errors import ConfigurationError
 from lightning_feddua.files import whole_file
-from lightning_feddua.launch.run_folders import versions
+from lightning_feddua.launch.run_folders import hold, versions
 
 LAST = "last.ckpt"
 # What a federated run keeps besides the entries of an ordinary Lightning checkpoint.
@@ -126,30 +127,42 @@ def read_checkpoint(path: Path, remedy: str) -> Any:
         raise ConfigurationError(f"The checkpoint `{path}` cannot be read: {error.strerror}.", remedy) from error
 
 
-def find_checkpoint(fabric: Fabric, out_dir: Path, ckpt_path: str | Path | None) -> Found | None:
+def find_checkpoint(
+    fabric: Fabric, out_dir: Path, ckpt_path: str | Path | None, held: ExitStack | None
+) -> Found | None:
     """What a run is resumed from, the same on every rank; None to start afresh. A collective.
 
     Args:
         fabric: for the exchange; rank 0 alone reads files.
         out_dir: where runs are kept.
         ckpt_path: a file; or ``"last"``, for the newest run that has a checkpoint.
+        held: until this is closed, no other run may continue in the same folder; None to read only.
     """
     if ckpt_path is None:
         return None
     if ckpt_path != "last":
         path = Path(ckpt_path)
         return Found(path, on_rank_zero(fabric, read, path))
-    found = on_rank_zero(fabric, find_last, out_dir)
+    found = on_rank_zero(fabric, find_last, out_dir, held)
     if found is None:
         rank_zero_info(f"There is no checkpoint in `{out_dir}` yet: the run starts afresh.")
     return found
 
 
-def find_last(out_dir: Path) -> Found | None:
-    """The newest checkpoint of the newest run that has one."""
+def find_last(out_dir: Path, held: ExitStack | None = None) -> Found | None:
+    """The newest checkpoint of the newest run that has one.
+
+    Args:
+        out_dir: where runs are kept.
+        held: keeps other runs from the folder before its checkpoint is read, as long as it is open.
+    """
     for run_dir in versions(out_dir):
-        if files := _newest_first(run_dir):
-            return _first_intact(run_dir, files)
+        if not _newest_first(run_dir):
+            continue
+        if held is not None:
+            hold(run_dir, held)
+        # Listed again: another run may have gone on until its lock was free.
+        return _first_intact(run_dir, _newest_first(run_dir))
     return None
 
 
