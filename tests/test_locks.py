@@ -34,7 +34,8 @@ def other_process(system):
         while (asked := there.recv()) is not None:
             try:
                 with locked(*asked):
-                    there.send("taken")
+                    pass
+                there.send("taken")
             except BlockingIOError:
                 there.send("refused")
 

@@ -52,7 +52,7 @@ def checkpoints(kind):
     ("kind", "calls"),
     [
         ("each round", (17, 18, 24, 27)),
-        ("rarely", (12, 17)),
+        ("rarely", (12, 18)),
         pytest.param("each round", range(6, 60), marks=pytest.mark.slow),
         pytest.param("rarely", range(6, 60), marks=pytest.mark.slow),
     ],
