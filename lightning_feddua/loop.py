@@ -175,6 +175,8 @@ class FederatedLoop(LoopEvaluation):
         if found is not None:
             restore(self, federation, found)
         self.backend.start(self._sample(0, population), None if found is None else found.state["engine"])
+        if found is not None:
+            found.forget()
         federation.check_validation(self.validate_every > 0)
 
     def _run_round(self, round: int, federation: Federation) -> None:

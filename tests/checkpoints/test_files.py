@@ -66,7 +66,9 @@ def damage(path, how):
     if how == "truncated":
         del content[len(content) // 2 :]
     else:
-        content[len(content) // 2] ^= 4
+        # Between two tensors are a few bytes that mean nothing.
+        for place in range(len(content) // 2, len(content) // 2 + 200):
+            content[place] ^= 4
     # It may be another name of the same file.
     path.unlink()
     path.write_bytes(content)
@@ -98,7 +100,7 @@ def test_every_flipped_bit_is_noticed_or_harmless(make_loop):
     fit(loop)
     path = loop.run_dir / "last.ckpt"
     content = path.read_bytes()
-    expected = torch.load(path, weights_only=True)
+    expected = read(path)
     noticed = 0
     for place in range(0, len(content), len(content) // 150):
         flipped = bytearray(content)
@@ -110,7 +112,8 @@ def test_every_flipped_bit_is_noticed_or_harmless(make_loop):
             noticed += 1
             continue
         assert str(found) == str(expected), place
-        assert torch.equal(found["federated"]["weights"], expected["federated"]["weights"]), place
+        for name, weights in expected["federated"]["weights"].items():
+            assert torch.equal(found["federated"]["weights"][name], weights), place
     assert noticed > 50
 
 
