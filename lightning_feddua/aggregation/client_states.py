@@ -113,7 +113,17 @@ class ClientStates:
         return {"names": list(self.names), "rows": rows}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from the state of another run, be there as many ranks as in that or not."""
+        """Go on from the state of another run, be there as many ranks as in that or not.
+
+        Raises:
+            ValueError: it has other vectors than these.
+        """
+        if list(state["names"]) != list(self.names):
+            raise ValueError(f"its clients keep {state['names']!r:.100}")
+        for client, row in state["rows"].items():
+            fits = isinstance(row, Tensor) and row.shape == self._shape and row.dtype == self._dtype
+            if type(client) is not int or client < 0 or not fits:
+                raise ValueError(f"its vectors of client {client!r:.100} do not fit")
         self._rows = {}
         self._holders = {client: i % self._fabric.world_size for i, client in enumerate(sorted(state["rows"]))}
         for client, holder in self._holders.items():

@@ -8,10 +8,9 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
 from lightning_feddua.callbacks.base import FederatedCallback
 from lightning_feddua.callbacks.monitored import check_mode, check_monitor, column_of, monitored
-from lightning_feddua.checkpoints.files import LAST, round_name, write
+from lightning_feddua.checkpoints.files import LAST, round_name, write_all
 from lightning_feddua.checkpoints.state import capture
 from lightning_feddua.errors import ConfigurationError
-from lightning_feddua.files import same_file
 from lightning_feddua.metric_names import LAST_ITERATE, Mode, best_mode
 from lightning_feddua.wording import counted
 
@@ -178,8 +177,14 @@ class Checkpoint(FederatedCallback):
         # Before there was a choice, the mode was "min" where there was no monitor.
         known = None if state["monitor"] is None else state["mode"]
         same = (state["monitor"], known) == (self.monitor, self.mode)
+        for name, score in state["scores"].items():
+            # Files that lose their place are removed, so it matters which these are.
+            if not self._is_own(name) or type(score) not in (int, float):
+                raise ValueError(f"it names `{name!r:.100}` among the files that were kept")
         self._scores = dict(state["scores"]) if same else {}
         self._last = state.get("last")
+        if not isinstance(self._last, str | None):
+            raise ValueError(f"its newest file is `{self._last!r:.100}`")
         if state.get("folder") is not None:
             self._folder = Path(state["folder"])
         for one in self._group:
@@ -195,6 +200,10 @@ class Checkpoint(FederatedCallback):
         name = round_name(rounds)
         # The same round may be kept with another iterate.
         return name if self._is_evaluated or len(self._group) == 1 else name.replace(".ckpt", "-weights.ckpt")
+
+    def _is_own(self, name: Any) -> bool:
+        """Whether a file can be one that this callback has written."""
+        return isinstance(name, str) and name.endswith(".ckpt") and Path(name).name == name
 
     @property
     def _is_evaluated(self) -> bool:
@@ -250,25 +259,19 @@ class Checkpoint(FederatedCallback):
             one._outdone = set()
 
     def _write(self, loop: FederatedLoop, checkpoints: dict[str, dict[str, Any]], rounds: int) -> bool:
-        written: dict[int, Path] = {}
-        for name, checkpoint in checkpoints.items():
-            path = loop.run_dir / name
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                if id(checkpoint) in written:
-                    same_file(written[id(checkpoint)], path)
-                else:
-                    write(checkpoint, path)
-            except OSError as error:
-                loop.run.unsaved[self._kind(name)] = problem = error.strerror or str(error)
-                if name in self._scores:
-                    self._lost[self._kind(name)] = min(self._scores[name], self._lost.get(self._kind(name), math.inf))
-                rank_zero_warn(
-                    f"After {counted(rounds, 'round')}, `{path}` could not be saved: {problem}."
-                    " The run continues, and the checkpoints before it are still there."
-                )
-                return False
-            written[id(checkpoint)] = path
+        names = {loop.run_dir / name: name for name in checkpoints}
+        try:
+            write_all({path: checkpoints[name] for path, name in names.items()})
+        except OSError as error:
+            kind = self._kind(name := names[Path(error.filename)])
+            loop.run.unsaved[kind] = str(error.strerror)
+            if name in self._scores:
+                self._lost[kind] = min(self._scores[name], self._lost.get(kind, math.inf))
+            rank_zero_warn(
+                f"After {counted(rounds, 'round')}, `{error.filename}` could not be saved: {error.strerror}."
+                " The run continues, and the checkpoints before it are still there."
+            )
+            return False
         for name in checkpoints:
             # A worse round does not make up for a better one.
             if self._scores.get(name, -math.inf) <= self._lost.get(self._kind(name), math.inf):

@@ -6,7 +6,7 @@ import pickle
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from lightning_feddua.checkpoints.digest import digest
 from lightning_feddua.checkpoints.exchange import read_on_rank_zero
 from lightning_feddua.checkpoints.trees import Flat, map_tensors
 from lightning_feddua.errors import ConfigurationError
-from lightning_feddua.files import whole_file
+from lightning_feddua.files import same_file, whole_file
 from lightning_feddua.history import decode
 from lightning_feddua.launch.run_folders import hold, versions
 
@@ -92,6 +92,25 @@ def write(checkpoint: dict[str, Any], path: Path) -> None:
         raise
 
 
+def write_all(checkpoints: Mapping[Path, dict[str, Any]]) -> None:
+    """Write several files one after the other; those with the same content are one file with several names.
+
+    Raises:
+        OSError: of the first that could not be written, with its path.
+    """
+    written: dict[int, Path] = {}
+    for path, checkpoint in checkpoints.items():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if id(checkpoint) in written:
+                same_file(written[id(checkpoint)], path)
+            else:
+                write(checkpoint, path)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+        written[id(checkpoint)] = path
+
+
 def read(path: Path) -> dict[str, Any]:
     """The content of a checkpoint, loaded without running any code of it.
 
@@ -139,8 +158,10 @@ def refused(path: Path) -> Iterator[None]:
     """Say in one sentence that a checkpoint does not fit, whatever its content makes others raise in this block."""
     try:
         yield
-    except ConfigurationError:
-        raise
+    except ConfigurationError as error:
+        if f"`{path}`" in error.problem:
+            raise
+        raise ConfigurationError(f"{error.problem.rstrip('.')} (checkpoint `{path}`).", error.remedy) from error
     except _NOT_AS_WRITTEN as error:
         raise ConfigurationError(
             f"The checkpoint `{path}` does not fit this run: {told(error)}.",

@@ -82,6 +82,10 @@ def _check_vectors(
         iterates.append((vector, saved))
     check_tensors(state["buffers"], dict(federation.module.named_buffers()), "`buffers`")
     parts = parts_of(loop)
+    for name in parts.keys() - state["parts"].keys():
+        # A callback, which is called by its import path, may be new.
+        if state["format"] > 1 and "." not in name:
+            raise ValueError(f"it has no state of `{name}`")
     for name in state["parts"].keys() & parts.keys():
         if _is_own(parts[name]):
             saved = state["parts"][name]

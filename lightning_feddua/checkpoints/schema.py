@@ -44,8 +44,11 @@ def check_types(state: Mapping[str, Any]) -> None:
         version = logger["version"]
         if not isinstance(logger["class"], str) or not isinstance(version, int | str | None):
             raise ValueError(f"its logger has the version `{version!r:.50}`")
-    if not all(isinstance(name, str) for name in state.get("moving", [])):
-        raise ValueError("its `moving` has something else than names")
+    columns = state.get("columns", {})
+    renamed = columns.get("renamed", {})
+    for names in (state.get("moving", []), *columns.values(), renamed.keys(), renamed.values()):
+        if not all(isinstance(name, str) for name in names):
+            raise ValueError("it has something else than a name where one belongs")
 
 
 def check_tensors(saved: Any, own: Mapping[str, Tensor], what: str, strict: bool = True) -> None:
