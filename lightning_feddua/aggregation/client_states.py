@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import MutableMapping, Sequence
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor
+
+from lightning_feddua.aggregation.disk_rows import DiskRows
 
 
 class ClientStates:
@@ -24,7 +23,7 @@ class ClientStates:
         names: the vectors.
         size: the number of elements of each.
         dtype: their dtype.
-        keep: ``"memory"``, or ``"disk"`` for temporary files that are mapped into memory.
+        keep: ``"memory"``, or ``"disk"`` for a temporary file.
     """
 
     def __init__(
@@ -39,10 +38,13 @@ class ClientStates:
         self.names = tuple(names)
         self._shape = (len(self.names), size)
         self._dtype = dtype
-        self._rows: dict[int, Tensor] = {}
+        self._on_disk = keep == "disk" and bool(self.names)
+        self._rows = self._new_rows()
         # The rank that holds each client; the same on every rank.
         self._holders: dict[int, int] = {}
-        self._file = _RowFile(self._shape, dtype) if keep == "disk" and self.names else None
+
+    def _new_rows(self) -> MutableMapping[int, Tensor]:
+        return DiskRows(self._shape, self._dtype) if self._on_disk else {}
 
     def __len__(self) -> int:
         return len(self._holders)
@@ -52,15 +54,15 @@ class ClientStates:
         row = self._rows.get(client)
         if row is None:
             return torch.zeros(self._shape, dtype=self._dtype, device=self._fabric.device)
-        return row.to(self._fabric.device, copy=True)
+        # What is read from the disk is a copy already.
+        return row.to(self._fabric.device, copy=not self._on_disk)
 
     def put(self, client: int, vectors: Tensor) -> None:
         """Keep a client's vectors."""
-        row = self._rows.get(client)
-        if row is None:
-            row = torch.empty(self._shape, dtype=self._dtype) if self._file is None else self._file.new_row()
-            self._rows[client] = row
-        row.copy_(vectors)
+        if client in self._rows and not self._on_disk:
+            self._rows[client].copy_(vectors)
+        else:
+            self._rows[client] = vectors.detach().to("cpu", self._dtype, copy=not self._on_disk)
 
     def move(self, hands: Sequence[Sequence[int]]) -> None:
         """Bring the vectors of a cohort to the ranks that will train it. Every rank calls this with the same hands.
@@ -92,15 +94,13 @@ class ClientStates:
                 work.wait()
         for client, _ in sent:
             # A client that failed whenever it took part has none.
-            row = self._rows.pop(client, None)
-            if self._file is not None and row is not None:
-                self._file.free_row(row)
+            self._rows.pop(client, None)
         for client, vectors in arrivals:
             self.put(client, vectors)
 
     def state_dict(self) -> dict[str, Any]:
         """All clients' vectors on rank 0, those that a rank holds on others; a collective."""
-        own, rows = self._fabric.global_rank, dict(self._rows)
+        own, arrived = self._fabric.global_rank, self._new_rows()
         for client, holder in sorted(self._holders.items()):
             if holder == 0:
                 continue
@@ -109,8 +109,9 @@ class ClientStates:
             elif own == 0:
                 vectors = torch.empty(self._shape, dtype=self._dtype, device=self._fabric.device)
                 torch.distributed.recv(vectors, holder)
-                rows[client] = vectors.cpu()
-        return {"names": list(self.names), "rows": rows}
+                arrived[client] = vectors.cpu()
+        rows = [kept.mapped() if isinstance(kept, DiskRows) else kept for kept in (self._rows, arrived)]
+        return {"names": list(self.names), "rows": {**rows[0], **rows[1]}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from the state of another run, be there as many ranks as in that or not.
@@ -124,33 +125,8 @@ class ClientStates:
             fits = isinstance(row, Tensor) and row.shape == self._shape and row.dtype == self._dtype
             if type(client) is not int or client < 0 or not fits:
                 raise ValueError(f"its vectors of client {client!r:.100} do not fit")
-        self._rows = {}
+        self._rows = self._new_rows()
         self._holders = {client: i % self._fabric.world_size for i, client in enumerate(sorted(state["rows"]))}
         for client, holder in self._holders.items():
             if holder == self._fabric.global_rank:
                 self.put(client, state["rows"][client])
-
-
-class _RowFile:
-    """Rows of files mapped into memory, a block of them a file; rows that are given up are used again."""
-
-    _BLOCK_ROWS = 64
-
-    def __init__(self, shape: tuple[int, int], dtype: torch.dtype) -> None:
-        self._shape = shape
-        self._dtype = np.dtype(str(dtype).removeprefix("torch."))
-        self._folder = tempfile.TemporaryDirectory(prefix="client_states_")
-        self._blocks = 0
-        self._free: list[Tensor] = []
-
-    def new_row(self) -> Tensor:
-        if not self._free:
-            path = Path(self._folder.name) / f"{self._blocks}.bin"
-            # A sparse file: rows take space when they are written.
-            block = np.memmap(path, dtype=self._dtype, mode="w+", shape=(self._BLOCK_ROWS, *self._shape))
-            self._free = list(torch.from_numpy(block).unbind())[::-1]
-            self._blocks += 1
-        return self._free.pop()
-
-    def free_row(self, row: Tensor) -> None:
-        self._free.append(row)
