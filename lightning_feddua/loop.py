@@ -22,7 +22,8 @@ from lightning_feddua.callbacks.defaults import all_callbacks, saves
 from lightning_feddua.callbacks.hooks import Hooks
 from lightning_feddua.callbacks.rescue import rescue
 from lightning_feddua.callbacks.stopping import has_all_rounds, leave_if_told, tell_why, unsaved
-from lightning_feddua.checkpoints import Found, find_checkpoint, finish_loggers, identity, restore, start_loggers
+from lightning_feddua.checkpoints import Found, find_checkpoint, finish_loggers, restore, start_loggers
+from lightning_feddua.checkpoints.identity import agreed_digest, identity
 from lightning_feddua.clients import LocalTraining
 from lightning_feddua.compatibility import check_algorithm, check_unequal
 from lightning_feddua.data.module import FederatedDataModule, as_datamodule
@@ -76,6 +77,7 @@ class FederatedLoop(LoopEvaluation):
         self.fabric = make_fabric(settings)
         self.run = Run(self.out_dir)
         self.identity: dict[str, Any] = {}
+        self.identity_digest = ""
         self.client_metrics = {}
         self._federation: Federation | None = None
         self._elsewhere: dict[str, Any] = {}
@@ -167,8 +169,8 @@ class FederatedLoop(LoopEvaluation):
         # What is meant by a fraction of the clients, or by a precision's other name.
         cohort = None if self.settings.sampler is not None else size
         settings = replace(self.settings, clients_per_round=cohort, precision=precision_name(self.fabric))
-        if saves(self.callbacks) or found is not None:
-            self.identity = identity(settings, self.server, self.client, federation)
+        self.identity = identity(settings, self.server, self.client, federation, self.callbacks)
+        self.identity_digest = agreed_digest(self.identity, federation)
         self.backend.set_up(Training(federation, self.client, settings, transforms, run.weights, run.workspace))
         if self.server.adaptive:
             run.start_average()
@@ -220,7 +222,8 @@ class FederatedLoop(LoopEvaluation):
             run.eta_g = 0.0
             return
         # Callbacks before the server may still change the update.
-        self._hooks.call("on_aggregate_end", until=self.server, loop=self, update=update)
+        with run.update_changes.watched(update, self._hooks.owners("on_aggregate_end", until=self.server)):
+            self._hooks.call("on_aggregate_end", until=self.server, loop=self, update=update)
         # The server's step: w_{t+1} = w_t + η G⁻¹ v, for FedDuA.
         self._hooks.call("on_aggregate_end", only=self.server, loop=self, update=update)
         self.client.aggregate(weights, update, run.eta_g)

@@ -36,6 +36,7 @@ class LoopAttributes:
     server: Server
     client: LocalTraining
     identity: dict[str, Any]
+    identity_digest: str
     # The metrics of each client in the last validation per client, by the client's name.
     client_metrics: dict[str, dict[str, float]]
     _federation: Federation | None

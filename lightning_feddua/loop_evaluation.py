@@ -12,6 +12,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_feddua.callbacks.base import FederatedCallback
+from lightning_feddua.checkpoints.files import find_checkpoint
 from lightning_feddua.checkpoints.weights import load_weights
 from lightning_feddua.data.module import FederatedDataModule, as_datamodule
 from lightning_feddua.data.wrapped import PredictedDataModule
@@ -21,6 +22,7 @@ from lightning_feddua.host.federation import Federation
 from lightning_feddua.host.prediction import predict
 from lightning_feddua.lightning_names import is_datamodule
 from lightning_feddua.loop_attributes import LoopAttributes
+from lightning_feddua.run import Run
 
 _Kind = Literal["validation", "clients", "test", "predict"]
 _SETUP: dict[str, Literal["validate", "test", "predict"]] = {"test": "test", "predict": "predict"}
@@ -34,6 +36,7 @@ class LoopEvaluation(LoopAttributes):
     fabric: Fabric
     callbacks: list[FederatedCallback]
     _launch: Callable[..., Any]
+    _set_up: Callable[..., None]
     _take_callbacks: Callable[..., Any]
 
     def validate(
@@ -99,6 +102,31 @@ class LoopEvaluation(LoopAttributes):
         elif is_datamodule(datamodule) and not isinstance(datamodule, FederatedDataModule):
             datamodule = PredictedDataModule(datamodule)
         return self._launch(self._evaluate, model, as_datamodule(datamodule), "predict", ckpt_path)
+
+    def check(
+        self,
+        model: LightningModule,
+        datamodule: FederatedDataModule | Mapping[str, Dataset[Any]],
+        ckpt_path: str | Path,
+    ) -> None:
+        """Find out, without training, whether a fit could be resumed from a checkpoint.
+
+        Args:
+            model: the model.
+            datamodule: the data.
+            ckpt_path: as in :meth:`fit`.
+
+        Raises:
+            ConfigurationError: the checkpoint is damaged, is not what the run has left, or belongs to another run.
+        """
+        self._launch(self._check, model, as_datamodule(datamodule), ckpt_path)
+
+    def _check(self, model: LightningModule, datamodule: FederatedDataModule, ckpt_path: str | Path) -> None:
+        found = find_checkpoint(self.fabric, self.out_dir, ckpt_path)
+        self.run = Run(self.out_dir)
+        with Federation(self.fabric, model, datamodule, self.settings, "fit", self._take_callbacks) as federation:
+            self._federation = federation
+            self._set_up(federation, found)
 
     def _evaluate(
         self, model: LightningModule, datamodule: FederatedDataModule, kind: _Kind, ckpt_path: str | Path | None

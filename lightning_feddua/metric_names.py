@@ -8,7 +8,8 @@ Mode = Literal["min", "max"]
 T = TypeVar("T")
 
 # Columns of a round's row that the loop writes: counts, and what tells how a round went. Neither is a method's result.
-BOOKKEEPING = frozenset({"round", "clients", "skipped_clients"})
+CERTIFICATE = "certificate"
+BOOKKEEPING = frozenset({"round", "clients", "skipped_clients", CERTIFICATE})
 DIAGNOSTICS = frozenset({"eta_g", "heterogeneity", "seconds"})
 LOOP_COLUMNS = BOOKKEEPING | DIAGNOSTICS
 # The loss that every client returns has a column of its own.

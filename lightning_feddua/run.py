@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lightning_feddua.aggregation.update import RoundUpdate
 from lightning_feddua.aggregation.workspace import Workspace
+from lightning_feddua.callbacks.update_changes import UpdateChanges
 from lightning_feddua.history import HistoryText
 from lightning_feddua.metric_names import ColumnOwners
 
@@ -27,6 +28,8 @@ class Run:
         weights: the global weights ``w_t``, flat; None before a fit.
         average: ``(w_t + w_{t-1})/2`` where the step is adaptive; None while a cohort trains, and for other rules.
         history: one row for each finished round.
+        certificates: what stands for the state after each of them, and how it came about; empty for rounds of a
+            version without certificates.
         round: the current round, from 0.
         eta_g: the server's last step.
         stop_request: why this rank wants the run to end after this round, if it does.
@@ -34,6 +37,7 @@ class Run:
         stop_signal: the signal by which it was ended, if any; the same on every rank.
         workspace: lends the average its memory.
         columns: whose each name in the history is.
+        update_changes: which callbacks change updates.
         is_whole: whether it is still that of the last round's end: until the server's step of the next.
         unsaved: files that could not be written when they last should have been, with the reason; on rank 0.
         history_text: the history as checkpoints have it.
@@ -43,6 +47,7 @@ class Run:
     weights: Tensor | None = None
     average: Tensor | None = None
     history: list[dict[str, Any]] = field(default_factory=list)
+    certificates: list[str] = field(default_factory=list)
     round: int = 0
     eta_g: float = 0.0
     stop_request: str | None = None
@@ -50,6 +55,7 @@ class Run:
     stop_signal: int | None = None
     workspace: Workspace | None = None
     columns: ColumnOwners = field(default_factory=ColumnOwners)
+    update_changes: UpdateChanges = field(default_factory=UpdateChanges)
     is_whole: bool = False
     unsaved: dict[str, str] = field(default_factory=dict)
     history_text: HistoryText = field(default_factory=HistoryText)
@@ -111,9 +117,11 @@ class Run:
             "weights": self.weights,
             "average": self.average,
             "history": self.history,
+            "certificates": self.certificates,
             "round": self.round,
             "eta_g": self.eta_g,
             "columns": self.columns.state_dict(),
+            "update_changes": self.update_changes.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -123,6 +131,7 @@ class Run:
             self.start_average()
         self.average = _into(self.average, state["average"])
         self.history = state["history"]
+        self.certificates = state.get("certificates", [""] * len(self.history))
         self.round = state.get("round", len(self.history))
         self.eta_g = state.get("eta_g", 0.0)
         if "columns" in state:

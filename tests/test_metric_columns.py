@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from lightning_feddua import FedAvg, FedDuAdagrad
-from lightning_feddua.metric_names import LOOP_COLUMNS, ColumnOwners
+from lightning_feddua.metric_names import CERTIFICATE, LOOP_COLUMNS, ColumnOwners
 from tests.modules import Classifier
 
 
@@ -94,4 +94,5 @@ def test_the_columns_of_the_loop_are_known_by_their_names(make_loop, clients):
     """What the loop writes is what modules may not log, and no method's result."""
     loop = make_loop(on_client_error="skip", max_rounds=1, validate_every=0)
     loop.fit(Classifier(), clients)
-    assert set(loop.history[0]) - {"loss", "train_acc"} == LOOP_COLUMNS
+    assert set(loop.history[0]) - {"loss", "train_acc"} == LOOP_COLUMNS - {CERTIFICATE}
+    assert (loop.run_dir / "metrics.csv").read_text().splitlines()[0].split(",")[-1] == CERTIFICATE

@@ -80,6 +80,13 @@ class Backend(ABC):
             ClientError: a client failed, and that ends the run; on other ranks a ``RankError``.
         """
 
+    def kept_fingerprint(self) -> int:
+        """A number that depends on every bit of what clients keep between rounds, as far as it is on this rank.
+
+        Those of all ranks add up to the same number, whoever keeps what.
+        """
+        return 0
+
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
         """What clients keep between rounds, for checkpoints; a collective."""

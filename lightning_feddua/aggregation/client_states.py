@@ -10,6 +10,7 @@ from lightning.fabric import Fabric
 from torch import Tensor
 
 from lightning_feddua.aggregation.disk_rows import DiskRows
+from lightning_feddua.certificates.fingerprint import fingerprint
 
 
 class ClientStates:
@@ -40,11 +41,17 @@ class ClientStates:
         self._dtype = dtype
         self._on_disk = keep == "disk" and bool(self.names)
         self._rows = self._new_rows()
+        self._fingerprints: dict[int, int] = {}
         # The rank that holds each client; the same on every rank.
         self._holders: dict[int, int] = {}
 
     def _new_rows(self) -> MutableMapping[int, Tensor]:
         return DiskRows(self._shape, self._dtype) if self._on_disk else {}
+
+    @property
+    def fingerprint(self) -> int:
+        """A number that depends on every bit of the vectors on this rank; those of all ranks add up to that of all."""
+        return sum(self._fingerprints.values())
 
     def __len__(self) -> int:
         return len(self._holders)
@@ -59,10 +66,12 @@ class ClientStates:
 
     def put(self, client: int, vectors: Tensor) -> None:
         """Keep a client's vectors."""
+        row = vectors.detach().to("cpu", self._dtype)
         if client in self._rows and not self._on_disk:
-            self._rows[client].copy_(vectors)
+            self._rows[client].copy_(row)
         else:
-            self._rows[client] = vectors.detach().to("cpu", self._dtype, copy=not self._on_disk)
+            self._rows[client] = row if self._on_disk or row.data_ptr() != vectors.data_ptr() else row.clone()
+        self._fingerprints[client] = int(fingerprint(row, place=client))
 
     def move(self, hands: Sequence[Sequence[int]]) -> None:
         """Bring the vectors of a cohort to the ranks that will train it. Every rank calls this with the same hands.
@@ -95,6 +104,7 @@ class ClientStates:
         for client, _ in sent:
             # A client that failed whenever it took part has none.
             self._rows.pop(client, None)
+            self._fingerprints.pop(client, None)
         for client, vectors in arrivals:
             self.put(client, vectors)
 
@@ -125,7 +135,7 @@ class ClientStates:
             fits = isinstance(row, Tensor) and row.shape == self._shape and row.dtype == self._dtype
             if type(client) is not int or client < 0 or not fits:
                 raise ValueError(f"its vectors of client {client!r:.100} do not fit")
-        self._rows = self._new_rows()
+        self._rows, self._fingerprints = self._new_rows(), {}
         self._holders = {client: i % self._fabric.world_size for i, client in enumerate(sorted(state["rows"]))}
         for client, holder in self._holders.items():
             if holder == self._fabric.global_rank:

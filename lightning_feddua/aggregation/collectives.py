@@ -23,6 +23,8 @@ _STORE_SECONDS = 5.0
 # What a device is asked for to pass on a tensor of any size.
 _PIECE_ELEMENTS = 1 << 24
 _arrivals = 0
+# The name that torch has given it in 2.13, and the one before.
+_gather_into = getattr(torch.distributed, "all_gather_single", torch.distributed.all_gather_into_tensor)
 
 
 def all_reduce_sum(fabric: Fabric, tensor: Tensor) -> None:
@@ -50,7 +52,7 @@ def all_to_all(fabric: Fabric, arrived: Tensor, rows: Tensor, counts: Sequence[i
 def all_gather(fabric: Fabric, gathered: Tensor, vector: Tensor) -> None:
     """Collect the vectors of several ranks, which have one length, in rank order."""
     with named_absence(fabric):
-        _wait(fabric, torch.distributed.all_gather_into_tensor(gathered, vector, async_op=True))
+        _wait(fabric, _gather_into(gathered, vector, async_op=True))
 
 
 def gather_objects(fabric: Fabric, value: Any) -> list[Any]:

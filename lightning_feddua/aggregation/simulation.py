@@ -142,6 +142,10 @@ class Simulation(Backend):
                 'Give its dataset a `__len__`, or use `client_weights="uniform"`.',
             )
 
+    def kept_fingerprint(self) -> int:
+        """That of this rank's clients' vectors."""
+        return self.states.fingerprint
+
     def state_dict(self) -> dict[str, Any]:
         """The clients' vectors."""
         return self.states.state_dict()

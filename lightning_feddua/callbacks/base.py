@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,7 +15,12 @@ class FederatedCallback:
     use. ``loop.run`` has the weights, the history and the folder of the run; each hook says what ``loop.module`` holds,
     on every engine and any number of ranks. ``loop.should_stop = True`` ends the run after the current round, on all
     ranks, even if it is set on one.
+
+    Attributes:
+        identity: plain values that decide the result of a run, by name: it can be resumed only with the same.
     """
+
+    identity: Mapping[str, Any] = {}
 
     def on_fit_start(self, loop: FederatedLoop) -> None:
         """Before the first round. The module is on its device and holds the initial or resumed global weights."""

@@ -9,13 +9,17 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
 from lightning_feddua.callbacks.base import FederatedCallback
 from lightning_feddua.files import whole_file
+from lightning_feddua.metric_names import CERTIFICATE
 
 if TYPE_CHECKING:
     from lightning_feddua.loop import FederatedLoop
 
 
 class CSVLog(FederatedCallback):
-    """Writes ``loop.history`` to ``metrics.csv`` in the run's folder, a line as soon as a round is over."""
+    """Writes ``loop.history`` to ``metrics.csv`` in the run's folder, a line as soon as a round is over.
+
+    The last column is the round's certificate, by which ``feddua verify`` tells whether the run can be repeated.
+    """
 
     FILE_NAME = "metrics.csv"
 
@@ -35,10 +39,12 @@ class CSVLog(FederatedCallback):
     def _write(self, loop: FederatedLoop) -> None:
         if not loop.fabric.is_global_zero:
             return
-        row = loop.history[-1]
+        row = {**loop.history[-1], CERTIFICATE: loop.run.certificates[-1]}
         try:
             if self._file is None or not row.keys() <= set(self._columns):
-                self._rewrite(loop.run_dir / self.FILE_NAME, loop.history)
+                both = zip(loop.history, loop.run.certificates, strict=True)
+                rows = [{**row, CERTIFICATE: certificate} for row, certificate in both]
+                self._rewrite(loop.run_dir / self.FILE_NAME, rows)
             else:
                 csv.DictWriter(self._file, self._columns).writerow(row)
             assert self._file is not None
@@ -60,13 +66,14 @@ class CSVLog(FederatedCallback):
         """Close the file; every finished round is in it."""
         self._close()
 
-    def _rewrite(self, path: Path, history: list[dict[str, Any]]) -> None:
+    def _rewrite(self, path: Path, rows: list[dict[str, Any]]) -> None:
         self._close()
-        self._columns = list(dict.fromkeys(name for row in history for name in row))
+        self._columns = list(dict.fromkeys(name for row in rows for name in row))
+        self._columns.append(self._columns.pop(self._columns.index(CERTIFICATE)))
         with whole_file(path, "w", newline="") as file:
             writer = csv.DictWriter(file, self._columns)
             writer.writeheader()
-            writer.writerows(history)
+            writer.writerows(rows)
         self._file = path.open("a", newline="")
 
     def _close(self) -> None:

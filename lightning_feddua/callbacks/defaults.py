@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lightning_feddua.callbacks.base import FederatedCallback
+from lightning_feddua.callbacks.certify import Certify
 from lightning_feddua.callbacks.checkpoint import Checkpoint
 from lightning_feddua.callbacks.client_log import ClientLog
 from lightning_feddua.callbacks.csv_log import CSVLog
@@ -39,7 +40,7 @@ def all_callbacks(settings: RunSettings, server: Server, configured: Sequence[An
     tensorboard = [TensorBoard()] if settings.tensorboard else []
     progress = [ProgressBar()] if settings.enable_progress_bar else []
     clients = [ClientLog()] if settings.log_clients else []
-    reporting = [CSVLog(), *clients, RunInfo()]
+    reporting = [Certify(), CSVLog(), *clients, RunInfo()]
     saving = _checkpoints(settings, saving)
     return [*own, server, *stopping, *reporting, Stopping(), *saving, *tensorboard, *progress]
 

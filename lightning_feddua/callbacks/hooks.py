@@ -32,6 +32,10 @@ class Hooks:
         """Whether any callback overrides a hook."""
         return bool(self._find(hook))
 
+    def owners(self, hook: str, until: FederatedCallback) -> list[Any]:
+        """The callbacks before another one that override a hook."""
+        return [getattr(method, "__self__", None) for method, _ in self._find(hook, until)]
+
     def client_events(self, loop: FederatedLoop, round: int) -> ClientEvents:
         """Tells callbacks of each client, where any wants to know."""
 

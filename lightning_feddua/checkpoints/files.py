@@ -202,7 +202,7 @@ def read_checkpoint(path: Path, remedy: str) -> Any:
 
 
 def find_checkpoint(
-    fabric: Fabric, out_dir: Path, ckpt_path: str | Path | None, held: ExitStack | None
+    fabric: Fabric, out_dir: Path, ckpt_path: str | Path | None, held: ExitStack | None = None
 ) -> Found | None:
     """What a run is resumed from, the same on every rank; None to start afresh. A collective.
 

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from lightning_feddua._private import tree_leaves
+from lightning_feddua.aggregation.collectives import gather_objects
+from lightning_feddua.callbacks.base import FederatedCallback
+from lightning_feddua.certificates.certificate import digests
+from lightning_feddua.checkpoints.data_digest import data_digests, differing_client, digest
 from lightning_feddua.errors import ConfigurationError
 from lightning_feddua.host.federation import Federation
-from lightning_feddua.randomness import Purpose, seed_generators
 
 if TYPE_CHECKING:
     from lightning_feddua.clients import LocalTraining
     from lightning_feddua.servers import Server
     from lightning_feddua.settings import RunSettings
 
-# Clients whose samples are looked at, and samples of each.
-_PROBED_CLIENTS = 16
-_PROBED_SAMPLES = 4
 _PLAIN = (bool, int, float, str, type(None))
 # What a checkpoint means that was written before these settings existed.
 _LATER_SETTINGS: dict[str, Any] = {"sampler": None, "transforms": None, "accumulate_grad_batches": 1}
@@ -33,17 +30,28 @@ _LATER_SETTINGS |= {"gradient_clip_algorithm": None, "limit_train_batches": None
 _STATE = ("vectors", "numbers")
 
 
-def identity(settings: RunSettings, server: Server, client: LocalTraining, federation: Federation) -> dict[str, Any]:
-    """Everything that decides a run's result besides its state, as plain values and tensors.
+def identity(
+    settings: RunSettings,
+    server: Server,
+    client: LocalTraining,
+    federation: Federation,
+    callbacks: Sequence[FederatedCallback] = (),
+) -> dict[str, Any]:
+    """Everything that decides a run's result besides its state, as plain values.
 
     Args:
         settings: the loop's; those that decide the result count.
         server: the server rule.
         client: the clients' algorithm.
         federation: the module and its clients, with optimizers.
+        callbacks: of the loop; what they declare counts.
     """
     return {
-        "settings": _settings(replace(settings, server=server, client=client), federation),
+        "settings": {
+            **_settings(replace(settings, server=server, client=client), federation),
+            **_plain_items("hyperparameter ", dict(federation.module.hparams or {})),
+            **{name: value for one in callbacks for name, value in _plain_items("", one.identity).items()},
+        },
         "model": {
             name: f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}{kind}"
             for kind, named in (
@@ -57,38 +65,71 @@ def identity(settings: RunSettings, server: Server, client: LocalTraining, feder
     }
 
 
-def check_identity(saved: Mapping[str, Any], own: Mapping[str, Any], path: Path) -> None:
+class _Difference(NamedTuple):
+    """What two runs do not have in common; how it is in each, where that can be said."""
+
+    what: str
+    one: Any = None
+    other: Any = None
+
+
+def agreed_digest(own: Mapping[str, Any], federation: Federation) -> str:
+    """A digest of a run's identity, which must be the same on every rank; a collective.
+
+    Raises:
+        ConfigurationError: a rank has other settings, another model or other data.
+    """
+    everybody = gather_objects(federation.fabric, own)
+    for rank, other in enumerate(everybody):
+        found = _difference(everybody[0], other, federation)
+        if found is not None:
+            values = "" if found.one is None else f", which is `{found.one}` on one and `{found.other}` on the other"
+            raise ConfigurationError(
+                f"Ranks 0 and {rank} do not train the same run: they differ in {found.what}{values}.",
+                "Give every rank the same script, arguments and data.",
+            )
+    return digests(own)[0]
+
+
+def check_identity(saved: Mapping[str, Any], own: Mapping[str, Any], path: Path, federation: Federation) -> None:
     """One clear error that says what differs, if anything does.
 
     Args:
         saved: the identity of the run that wrote the checkpoint.
         own: the identity of the run that resumes it.
         path: the checkpoint.
+        federation: the module and its clients.
     """
-    known = {**_LATER_SETTINGS, **saved["settings"]}
-    for name, value in own["settings"].items():
+    found = _difference(saved, own, federation)
+    if found is not None:
+        values = "changed" if found.one is None else f"was `{found.one}` and is `{found.other}`"
+        raise ConfigurationError(
+            f"The checkpoint `{path}` belongs to another run: {found.what} {values}.",
+            "Resume with what it was saved with, or start afresh; `load_from_checkpoint` gives its model to a new run.",
+        )
+
+
+def _difference(one: Mapping[str, Any], other: Mapping[str, Any], federation: Federation) -> _Difference | None:
+    known = {**_LATER_SETTINGS, **one["settings"]}
+    for name, value in other["settings"].items():
         # What only one of the two knows belongs to another class, which differs itself, or to another version of torch.
         if name in known and known[name] != value:
-            _refuse(path, f"`{name}` was `{known[name]}` and is `{value}`")
-    for name in sorted({*saved["model"], *own["model"]}):
-        before, now = (model.get(name, "not there") for model in (saved["model"], own["model"]))
-        if before != now:
-            _refuse(path, f"the model's `{name}` was {before} and is {now}")
-    before, now = saved["clients"], own["clients"]
-    if before["count"] != now["count"]:
-        _refuse(path, f"there were {before['count']} clients and are {now['count']}")
+            return _Difference(f"`{name}`", str(known[name]), str(value))
+    for name in sorted({*one["model"], *other["model"]}):
+        pair = [model.get(name, "not there") for model in (one["model"], other["model"])]
+        if pair[0] != pair[1]:
+            return _Difference(f"the model's `{name}`", *pair)
+    mine, theirs = one["clients"], other["clients"]
+    if mine["count"] != theirs["count"]:
+        return _Difference("the number of clients", mine["count"], theirs["count"])
+    # The first format of checkpoints has less to say of the data.
+    if "data" not in mine:
+        return None
     for part in ("names", "sizes"):
-        if before[part] != now[part]:
-            _refuse(path, f"the clients' {part} are not what they were")
-    if not torch.allclose(before["samples"], now["samples"], rtol=1e-4, atol=1e-9, equal_nan=True):
-        _refuse(path, "the clients' samples are not what they were")
-
-
-def _refuse(path: Path, difference: str) -> None:
-    raise ConfigurationError(
-        f"The checkpoint `{path}` belongs to another run: {difference}.",
-        "Resume with what it was saved with, or start afresh; `load_from_checkpoint` gives its model to a new run.",
-    )
+        if mine[part] != theirs[part]:
+            return _Difference(f"the {part[:-1]} of a client")
+    changed = differing_client(mine["data"], theirs["data"], federation)
+    return None if changed is None else _Difference(changed)
 
 
 def _settings(run_settings: RunSettings, federation: Federation) -> dict[str, Any]:
@@ -136,7 +177,7 @@ def _summary(value: Any) -> Any:
     if not isinstance(value, Tensor | np.ndarray) or value.ndim == 0:
         return value
     array = value.detach().cpu().contiguous().numpy() if isinstance(value, Tensor) else np.ascontiguousarray(value)
-    return f"{array.dtype} {array.shape} {_digest([array.tobytes()])[:16]}"
+    return f"{array.dtype} {array.shape} {digest([array.tobytes()])}"
 
 
 def _plain_items(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -159,50 +200,8 @@ def _is_plain(value: Any) -> bool:
 def _clients(federation: Federation) -> dict[str, Any]:
     return {
         "count": len(federation.client_ids),
-        "names": _digest(str(name).encode() for name in federation.client_ids),
+        "names": digest(str(name).encode() for name in federation.client_ids),
         # A population that makes its datasets when they are asked for is not made as a whole to be counted.
-        "sizes": _digest(
-            [federation.sizes.astype(np.int64).tobytes()] if federation.datamodule.sizes_are_known else []
-        ),
-        "samples": _probe(federation),
+        "sizes": digest([federation.sizes.astype(np.int64).tobytes()] if federation.datamodule.sizes_are_known else []),
+        "data": data_digests(federation),
     }
-
-
-def _digest(parts: Iterable[bytes]) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(len(part).to_bytes(8, "little"))
-        digest.update(part)
-    return digest.hexdigest()
-
-
-def _probe(federation: Federation) -> Tensor:
-    """Sums over a few samples of a few clients, which tell whether the data is what it was.
-
-    They are compared with a tolerance, because another machine may compute the same samples with other roundings. A
-    client whose samples differ between two looks with the same seed says nothing.
-    """
-    places = np.unique(np.linspace(0, len(federation.client_ids) - 1, _PROBED_CLIENTS).astype(int))
-    rows = []
-    for place in places.tolist():
-        first, second = (_sums(federation, place) for _ in range(2))
-        rows.append(first if torch.equal(first, second) else torch.full_like(first, torch.nan))
-    return torch.stack(rows)
-
-
-def _sums(federation: Federation, place: int) -> Tensor:
-    seed_generators(0, 0, place, Purpose.EVALUATION, federation.fabric.device)
-    total = torch.zeros(2, dtype=torch.float64)
-    try:
-        data = federation.client_data(place)
-        batch = data.batch(np.arange(min(len(data), _PROBED_SAMPLES)))
-    except Exception:
-        # The run itself fails in the same way, and says so with the right client and round.
-        return total
-    for leaf in tree_leaves(batch):
-        if isinstance(leaf, Tensor) and not leaf.is_complex():
-            values = leaf.detach().cpu().to(torch.float64).flatten()
-            # Weights, so that an exchange of two values shows.
-            ramp = torch.arange(1, len(values) + 1, dtype=torch.float64) / max(len(values), 1)
-            total += torch.stack([values.abs().sum(), (values * ramp).abs().sum()])
-    return total

@@ -9,6 +9,7 @@ import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
+from lightning_feddua.certificates.certificate import check_state
 from lightning_feddua.checkpoints.digest import digest
 from lightning_feddua.checkpoints.files import Found, refused
 from lightning_feddua.checkpoints.identity import check_identity
@@ -31,7 +32,7 @@ def restore(loop: FederatedLoop, federation: Federation, found: Found) -> None:
     with refused(found.path):
         state, run = found.state, loop.run
         check_types(state)
-        check_identity(state["identity"], loop.identity, found.path)
+        check_identity(state["identity"], loop.identity, found.path, federation)
         rounds = len(state["history"])
         if rounds > loop.max_rounds:
             raise ConfigurationError(
@@ -52,13 +53,17 @@ def restore(loop: FederatedLoop, federation: Federation, found: Found) -> None:
         load_metric_states(federation.module, state.get("metrics", {}))
         federation.callbacks.load_state_dict(found.checkpoint)
         _check_order(federation, state, found)
+        average = None if state["average"] is None else run.average
+        run.load_state_dict({**state, "weights": run.weights, "average": average})
         for vector, saved in iterates:
             for name, view in layout.views(vector).items():
                 view.copy_(saved[name])
-        average = None if state["average"] is None else run.average
-        run.load_state_dict({**state, "weights": run.weights, "average": average})
         run.round = rounds
         federation.restore(run.known_weights)
+        check_state(loop, federation, found.path)
+        if "update_changes" in state:
+            seeing = loop._hooks.owners("on_aggregate_end", until=loop.server)
+            run.update_changes.load_state_dict(state["update_changes"], seeing)
         resume_loggers(loop.fabric, state["loggers"] if found.run_dir is not None else [])
 
 

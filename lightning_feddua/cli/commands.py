@@ -31,6 +31,7 @@ from lightning_feddua.cli.own_frames import own_traceback
 from lightning_feddua.cli.recipe_arguments import resolve_recipe
 from lightning_feddua.cli.recipe_classes import SECTIONS
 from lightning_feddua.cli.recipes import shipped_recipes
+from lightning_feddua.cli.verify import add_verify_arguments, take_recipe, verify
 from lightning_feddua.errors import ClientError, ConfigurationError, DivergenceError, choices
 from lightning_feddua.experiments.compare import (
     add_compare_arguments,
@@ -207,6 +208,14 @@ COMMANDS = {
         add_predict_arguments,
         lambda arguments: resolve_recipe(arguments, [*SECTIONS, "loop"]),
         predict,
+    ),
+    "verify": Command(
+        "Repeat some rounds of a finished run, and compare their certificates. Other arguments change its recipe, such"
+        " as `--loop.devices 2` for another number of ranks.",
+        "runs/synthetic/version_0 --rounds 5",
+        add_verify_arguments,
+        take_recipe,
+        verify,
     ),
     "data": Command(
         "Describe a recipe's clients. With `--plot`, draw how labels are distributed over them.",

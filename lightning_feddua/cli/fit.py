@@ -6,6 +6,7 @@ import inspect
 from argparse import SUPPRESS
 from typing import Any
 
+import yaml
 from jsonargparse import ArgumentParser, Namespace
 from lightning import LightningModule
 from lightning.fabric.utilities.seed import seed_everything
@@ -16,6 +17,7 @@ from lightning_feddua.cli.construction import make
 from lightning_feddua.cli.recipe_arguments import add_config_arguments, add_section
 from lightning_feddua.cli.recipe_classes import CLASSES_OF_LIGHTNING, LOOP_SKIPS, SECTIONS, with_twins
 from lightning_feddua.data import FederatedDataModule
+from lightning_feddua.experiments.results import flattened
 from lightning_feddua.launch.run_folders import RECIPE_FILE
 from lightning_feddua.loop import FederatedLoop
 
@@ -33,6 +35,8 @@ class SaveRecipe(FederatedCallback):
 
     def __init__(self, text: str) -> None:
         self._text = text
+        # What else makes the result is compared by its effect, wherever it comes from.
+        self.identity = dict(flattened(yaml.safe_load(text)["model"], "model"))
 
     def on_fit_start(self, loop: FederatedLoop) -> None:
         """Write it, on rank 0."""

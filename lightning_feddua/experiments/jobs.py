@@ -33,6 +33,7 @@ from lightning_feddua.files import whole_file
 from lightning_feddua.launch.fabric import leave_process_group
 from lightning_feddua.launch.run_folders import newest_version
 from lightning_feddua.locks import locked
+from lightning_feddua.metric_names import CERTIFICATE
 
 LOG_FILE = "log.txt"
 _LOCK_FILE = ".lock"
@@ -266,7 +267,7 @@ def _last_row(path: Path) -> dict[str, float]:
     cells = next(csv.reader(lines[-1:]), [])
     if len(cells) != len(names):
         return {}
-    return {name: float(cell) for name, cell in zip(names, cells, strict=True) if cell}
+    return {name: float(cell) for name, cell in zip(names, cells, strict=True) if cell and name != CERTIFICATE}
 
 
 def _last_words(log: Path) -> str:

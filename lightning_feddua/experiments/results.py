@@ -17,7 +17,7 @@ import yaml
 from lightning_feddua.callbacks import CSVLog, RunInfo
 from lightning_feddua.errors import ConfigurationError, choices
 from lightning_feddua.launch.run_folders import RECIPE_FILE, newest_version
-from lightning_feddua.metric_names import BOOKKEEPING, DIAGNOSTICS, LAST_ITERATE
+from lightning_feddua.metric_names import BOOKKEEPING, CERTIFICATE, DIAGNOSTICS, LAST_ITERATE
 
 # In the folder of a run that is one of many: what is to be run; and, when it is over, which version holds the results,
 # or in which round it diverged.
@@ -49,7 +49,7 @@ class Run:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """The recipe as ``section.name`` -> value, without seeds and whatever else does not make another method."""
-        flat = dict(_flatten(self.recipe))
+        flat = dict(flattened(self.recipe))
         return {
             key: value
             for key, value in flat.items()
@@ -216,7 +216,7 @@ def _read_columns(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     # The last line may be half written during the run.
     rows = list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines()))
     columns = {}
-    for name in rows[0] if rows else []:
+    for name in (name for name in (rows[0] if rows else []) if name != CERTIFICATE):
         cells = [(int(row["round"]), float(row[name])) for row in rows if row[name] != ""]
         if cells:
             rounds, values = zip(*cells, strict=True)
@@ -224,7 +224,8 @@ def _read_columns(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     return columns
 
 
-def _flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flattened(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The settings in a part of a recipe, by the names that they have on the command line."""
     if not isinstance(value, Mapping) or not value:
         yield prefix, value
         return
@@ -232,7 +233,7 @@ def _flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         # `model.init_args.lr` is `model.lr`, as on the command line; `model.class_path` is `model`.
         name = prefix if prefix and key in ("init_args", "class_path") else f"{prefix}.{key}" if prefix else str(key)
         if inner != {}:
-            yield from _flatten(inner, name)
+            yield from flattened(inner, name)
 
 
 def _difference(method: Method, namesakes: Sequence[Method]) -> str:

@@ -89,6 +89,10 @@ class ModuleBuffers:
                 else:
                     tensor.copy_(value)
 
+    def global_values(self) -> list[Tensor]:
+        """The global values, in a fixed order."""
+        return list(self._globals.values())
+
     def take(self) -> None:
         """Take the module's values for the global ones, as a validation has left them."""
         for name in self.changed():

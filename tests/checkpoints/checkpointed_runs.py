@@ -13,6 +13,7 @@ from torch import nn
 
 from lightning_feddua import FederatedDataModule, FederatedLoop
 from lightning_feddua.checkpoints.files import write
+from lightning_feddua.history import decode
 from tests.modules import Classifier, classification
 
 
@@ -76,6 +77,17 @@ def rewrite(path, change):
     # It may be another name of the same file.
     path.unlink()
     write(checkpoint, path)
+
+
+def rewrite_in_format_1(path, change):
+    """Change what is in a checkpoint, and write it as versions before format 2 did."""
+    checkpoint = torch.load(path, weights_only=True)
+    state = checkpoint["federated"]
+    del state["digest"]
+    vectors = {name: torch.cat([part.flatten() for part in state[name].values()]) for name in ("weights", "average")}
+    state.update(vectors, format=1, history=decode(state["history"]))
+    change(checkpoint)
+    torch.save(checkpoint, path)
 
 
 def lines(path):

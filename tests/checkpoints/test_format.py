@@ -15,7 +15,9 @@ from lightning_feddua.callbacks import Checkpoint
 from lightning_feddua.checkpoints.digest import digest
 from lightning_feddua.checkpoints.files import read
 from lightning_feddua.checkpoints.trees import Flat, map_tensors
+from lightning_feddua.data import SyntheticRegression
 from lightning_feddua.history import HistoryText, decode
+from lightning_feddua.models import LinearRegression
 from tests.checkpoints.checkpointed_runs import clients, fit, make, rows
 from tests.forked_ranks import ForkedRanks
 from tests.modules import Classifier
@@ -61,6 +63,14 @@ def test_every_tensor_is_its_own_memory(make_loop, arguments):
         )
         for name, value in weights.items()
     )
+
+
+def test_the_weights_are_in_the_file_once(make_loop):
+    """Parameters, and for FedAvg nothing else of their size."""
+    data = SyntheticRegression(num_clients=2, samples_per_client=3, dim=100_000)
+    loop = make_loop(server=FedAvg(), clients_per_round=None, max_rounds=1, precision="64-true", checkpoint_every=1)
+    fit(loop, LinearRegression(dim=100_000), data)
+    assert (loop.run_dir / "last.ckpt").stat().st_size < 1.1 * 8 * 100_000
 
 
 def test_the_digest_knows_every_value_and_type():

@@ -19,7 +19,7 @@ def changed_data(drill):
 
     ranks = drill.start(data=changed)
     assert set(ranks.wait(SECONDS)) == {1}
-    assert "the clients' samples are not what they were" in ranks.output(0)
+    assert f"the data of client `{client}` changed" in ranks.output(0)
     return "refused in a sentence"
 
 
