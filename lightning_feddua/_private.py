@@ -17,13 +17,14 @@ from lightning import LightningDataModule, LightningModule
 from lightning.fabric.strategies.launchers import _MultiProcessingLauncher
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torchmetrics import Metric
 
 from lightning_feddua.lightning_names import is_module, package_of
 
-__all__ = ["tree_flatten", "tree_leaves", "tree_map", "tree_unflatten"]
+__all__ = ["TorchDispatchMode", "tree_flatten", "tree_leaves", "tree_map", "tree_unflatten"]
 
 # Where a module keeps its tensors and children; these are not attributes of a user's own.
 MODULE_REGISTRIES = PARAMETERS, BUFFERS, SUBMODULES = ("_parameters", "_buffers", "_modules")

@@ -1,7 +1,7 @@
 """Every argument of the loop: its default, its check, and whether it decides the result of a run."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -15,25 +15,30 @@ from lightning.fabric.strategies import Strategy
 
 from lightning_feddua.aggregation.backend import Backend
 from lightning_feddua.aggregation.transforms import ClipUpdateNorm, UpdateTransform
+from lightning_feddua.argument_checks import (
+    Check,
+    check_callbacks,
+    check_engine,
+    check_loggers,
+    each_instance_of,
+    instance_of,
+    of_fabric,
+    one_of,
+    whole,
+)
 from lightning_feddua.callbacks import FederatedCallback
-from lightning_feddua.callbacks.lightning import is_callback
 from lightning_feddua.checks import (
     check_batches,
-    check_choice,
     check_cohort_size,
     check_flag,
     check_flag_or_count,
-    check_instance,
     check_positive,
-    check_whole,
 )
 from lightning_feddua.clients import LocalTraining
-from lightning_feddua.engines.base import AUTO, Clipping, Engine, LocalWork, find_engine
+from lightning_feddua.engines.base import Clipping, Engine, LocalWork
 from lightning_feddua.errors import ConfigurationError
 from lightning_feddua.sampling import ClientSampler
 from lightning_feddua.servers import Server
-
-Check = Callable[[str, Any], None]
 
 
 def argument(default: Any, check: Check | None = None, *, decides: bool = True, fixed: bool = False) -> Any:
@@ -46,59 +51,6 @@ def argument(default: Any, check: Check | None = None, *, decides: bool = True, 
         fixed: whether the loop uses it once, when it is made, so that a later change would do nothing.
     """
     return field(default=default, metadata={"check": check, "decides": decides, "fixed": fixed})
-
-
-def _whole(least: int) -> Check:
-    return partial(check_whole, least=least)
-
-
-def _one_of(*allowed: str) -> Check:
-    return partial(check_choice, allowed=allowed)
-
-
-def _a(kind: type) -> Check:
-    return partial(check_instance, kind=kind)
-
-
-def _each(kind: type) -> Check:
-    def check(name: str, value: Any) -> None:
-        for one in value if isinstance(value, list | tuple) else [value]:
-            check_instance(name.removesuffix("s"), one, kind)
-
-    return check
-
-
-def _callbacks(name: str, value: Any) -> None:
-    for one in value if isinstance(value, list | tuple) else [value]:
-        if not is_callback(one):
-            raise ConfigurationError(
-                f"The callback is `{one!r:.100}`.",
-                "Give a `FederatedCallback` or a `Callback` of Lightning's.",
-            )
-
-
-def _loggers(name: str, value: Any) -> None:
-    for one in value if isinstance(value, list | tuple) else [value]:
-        # Loggers have no base class that is the same in all of Lightning's packages.
-        if isinstance(one, type) or not hasattr(one, "log_metrics"):
-            raise ConfigurationError(
-                f"The logger is `{one!r:.100}`.",
-                "Give a logger of Fabric's or Lightning's, or leave `loggers` out; `metrics.csv` is always written.",
-            )
-
-
-def _of_fabric(kind: type) -> Check:
-    def check(name: str, value: Any) -> None:
-        if not isinstance(value, str | int | kind):
-            problem = f"Fabric does not take the {name} `{type(value).__module__}.{type(value).__name__}`."
-            raise ConfigurationError(problem, f"Give Fabric's, from `{kind.__module__.rpartition('.')[0]}`.")
-
-    return check
-
-
-def _engine(name: str, value: Any) -> None:
-    if value != AUTO:
-        find_engine(value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +83,11 @@ class RunSettings:
         compile: whether the vectorized engine compiles the local steps of a stack of clients into one function, and
             a server of many parameters its step. That takes a minute or so at the first start, less at others, and is
             checked against the eager steps.
+        reproducible: whether the result is to depend on settings and data alone, and not on the number of ranks or
+            cores: ``engine="auto"`` is then ``"sequential"``, ``threads`` is 1 unless given, and on a GPU only
+            deterministic algorithms run. That is slower where one process has several cores to itself.
+        threads: how many threads local steps use on a CPU; None for as many as torch has. Another number rounds
+            differently.
         channels_last: whether convolutions and images get this memory format, with which many are faster.
         lanes: into how many sums, added in a fixed order, the clients' updates go, so that with the sequential engine
             any number of ranks up to it gives the same bits. More lanes than twice the ranks take more memory and
@@ -172,47 +129,49 @@ class RunSettings:
             and what it has logged in training.
     """
 
-    server: Server | None = argument(None, _a(Server), fixed=True)
-    client: LocalTraining | None = argument(None, _a(LocalTraining), fixed=True)
-    max_rounds: int = argument(500, _whole(0), decides=False)
+    server: Server | None = argument(None, instance_of(Server), fixed=True)
+    client: LocalTraining | None = argument(None, instance_of(LocalTraining), fixed=True)
+    max_rounds: int = argument(500, whole(0), decides=False)
     clients_per_round: int | float | None = argument(None, check_cohort_size)
-    sampler: ClientSampler | None = argument(None, _a(ClientSampler))
-    local_steps: int | None = argument(None, _whole(1))
-    local_epochs: int | None = argument(None, _whole(1))
-    accumulate_grad_batches: int = argument(1, _whole(1))
+    sampler: ClientSampler | None = argument(None, instance_of(ClientSampler))
+    local_steps: int | None = argument(None, whole(1))
+    local_epochs: int | None = argument(None, whole(1))
+    accumulate_grad_batches: int = argument(1, whole(1))
     limit_train_batches: int | float | None = argument(None, partial(check_batches, least=1))
-    client_weights: Literal["uniform", "samples"] = argument("uniform", _one_of("uniform", "samples"))
+    client_weights: Literal["uniform", "samples"] = argument("uniform", one_of("uniform", "samples"))
     gradient_clip_val: float | None = argument(None, check_positive)
-    gradient_clip_algorithm: Literal["norm", "value"] | None = argument(None, _one_of("norm", "value"))
+    gradient_clip_algorithm: Literal["norm", "value"] | None = argument(None, one_of("norm", "value"))
     local_lr_decay: float = argument(1.0, check_positive)
     # A checkpoint remembers the engine that "auto" has chosen.
-    engine: str | type[Engine] = argument("auto", _engine, decides=False)
+    engine: str | type[Engine] = argument("auto", check_engine, decides=False)
     compile: bool = argument(False, check_flag)
+    reproducible: bool = argument(False, check_flag)
+    threads: int | None = argument(None, whole(1))
     channels_last: bool = argument(False, check_flag)
-    lanes: int | None = argument(8, _whole(1))
-    client_states: Literal["memory", "disk"] = argument("memory", _one_of("memory", "disk"), decides=False)
-    on_client_error: Literal["raise", "skip"] = argument("raise", _one_of("raise", "skip"), decides=False)
+    lanes: int | None = argument(8, whole(1))
+    client_states: Literal["memory", "disk"] = argument("memory", one_of("memory", "disk"), decides=False)
+    on_client_error: Literal["raise", "skip"] = argument("raise", one_of("raise", "skip"), decides=False)
     max_update_norm: float | None = argument(None, check_positive)
-    transforms: list[UpdateTransform] | None = argument(None, _each(UpdateTransform))
-    validate_every: int = argument(1, _whole(0), decides=False)
+    transforms: list[UpdateTransform] | None = argument(None, each_instance_of(UpdateTransform))
+    validate_every: int = argument(1, whole(0), decides=False)
     limit_val_batches: int | float | None = argument(None, partial(check_batches, least=0), decides=False)
-    num_sanity_val_steps: int = argument(2, _whole(-1), decides=False)
+    num_sanity_val_steps: int = argument(2, whole(-1), decides=False)
     fast_dev_run: bool | int = argument(False, check_flag_or_count, decides=False, fixed=True)
     enable_checkpointing: bool = argument(True, check_flag, decides=False, fixed=True)
-    checkpoint_every: int | None = argument(None, _whole(1), decides=False, fixed=True)
+    checkpoint_every: int | None = argument(None, whole(1), decides=False, fixed=True)
     out_dir: str | Path = argument("runs", decides=False)
-    seed: int = argument(0, _whole(0))
-    backend: Backend | None = argument(None, _a(Backend), decides=False, fixed=True)
-    accelerator: str | Accelerator = argument("auto", _of_fabric(Accelerator), decides=False, fixed=True)
-    strategy: str | Strategy = argument("auto", _of_fabric(Strategy), decides=False, fixed=True)
+    seed: int = argument(0, whole(0))
+    backend: Backend | None = argument(None, instance_of(Backend), decides=False, fixed=True)
+    accelerator: str | Accelerator = argument("auto", of_fabric(Accelerator), decides=False, fixed=True)
+    strategy: str | Strategy = argument("auto", of_fabric(Strategy), decides=False, fixed=True)
     devices: int | list[int] | str = argument("auto", decides=False, fixed=True)
-    num_nodes: int = argument(1, _whole(1), decides=False, fixed=True)
+    num_nodes: int = argument(1, whole(1), decides=False, fixed=True)
     precision: str | Precision = argument("32-true", fixed=True)
     timeout: float = argument(1800.0, check_positive, decides=False, fixed=True)
     callbacks: FederatedCallback | Callback | Sequence[FederatedCallback | Callback] | None = argument(
-        None, _callbacks, decides=False, fixed=True
+        None, check_callbacks, decides=False, fixed=True
     )
-    loggers: Logger | list[Logger] | None = argument(None, _loggers, decides=False, fixed=True)
+    loggers: Logger | list[Logger] | None = argument(None, check_loggers, decides=False, fixed=True)
     tensorboard: bool = argument(False, check_flag, decides=False, fixed=True)
     enable_progress_bar: bool = argument(True, check_flag, decides=False, fixed=True)
     log_clients: bool = argument(False, check_flag, decides=False, fixed=True)
@@ -233,6 +192,8 @@ class RunSettings:
                 "Neither `local_steps` nor `local_epochs` is given." if self.local_steps is None else both,
                 "Give exactly one of the two.",
             )
+        if self.reproducible and self.threads is None:
+            object.__setattr__(self, "threads", 1)
         if self.fast_dev_run:
             self._shorten(int(self.fast_dev_run))
         elif self.limit_train_batches is not None and self.local_epochs is None:

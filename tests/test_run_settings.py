@@ -125,6 +125,8 @@ def deciding():
         "gradient_clip_algorithm": "value",
         "local_lr_decay": 0.5,
         "compile": True,
+        "reproducible": True,
+        "threads": 2,
         "channels_last": True,
         "lanes": None,
         "max_update_norm": 0.1,

@@ -50,6 +50,8 @@ class Backend(ABC):
     # What a checkpoint remembers of how clients were run, and what the header says of it.
     engine_name: str = ""
     engine_note: str = ""
+    # Whether the bits of an update depend on how many ranks there are.
+    depends_on_ranks: bool = False
     # Whether a rank asked, in the last round, to end the run after it; the same on every rank.
     stop: bool = False
 

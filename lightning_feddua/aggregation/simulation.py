@@ -53,6 +53,8 @@ class Simulation(Backend):
     def start(self, cohort: list[int], known_engine: str | None = None) -> None:
         """Choose the engine: the one in the settings, the faster one in a trial, or that of the run so far."""
         asked = self._settings.engine
+        if self._settings.reproducible and asked == AUTO:
+            asked = SequentialEngine.name
         self._rehearse(cohort, resumed=known_engine is not None)
         if known_engine is not None:
             engine, self.engine_note = resumed_engine(asked, known_engine)
@@ -81,6 +83,7 @@ class Simulation(Backend):
         if isinstance(self._engine, VectorizedEngine) and asked == AUTO:
             self._engine.may_draw = False
         self.engine_name = engine.name
+        self.depends_on_ranks = not engine.in_lanes or lanes is None
 
     @property
     def _copies_sole_client(self) -> bool:

@@ -5,6 +5,8 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TextIO
 
+import torch
+
 from lightning_feddua.__about__ import __version__
 from lightning_feddua.aggregation.collectives import gather_objects
 from lightning_feddua.callbacks.base import FederatedCallback
@@ -147,8 +149,18 @@ def header(loop: FederatedLoop, devices: list[str]) -> list[str]:
         f"  cohort      {loop.sampler.describe(len(loop.client_ids))} clients per round, {work} of batches of"
         f" {loop.datamodule.batch_size}, seed {loop.seed}",
         f"  engine      {loop.engine_note}, on {fabric.world_size} rank{'s' * (fabric.world_size > 1)}: {ranks}",
+        *([f"  bits        {doubt}"] if (doubt := _doubt(loop)) else []),
         f"  results     {_nothing_kept(loop) or loop.run_dir}",
     ]
+
+
+def _doubt(loop: FederatedLoop) -> str:
+    """On what the bits of the result depend besides settings and data, if on anything."""
+    threads = loop.threads is None and loop.fabric.device.type == "cpu" and torch.get_num_threads() > 1
+    reasons = [f"{torch.get_num_threads()} threads"] if threads else []
+    reasons += ["the number of ranks"] if loop.backend.depends_on_ranks else []
+    reasons += ["the device's algorithms"] if loop.fabric.device.type != "cpu" and not loop.reproducible else []
+    return f"depend on {' and '.join(reasons)}; `reproducible=True` removes that" if reasons else ""
 
 
 def _nothing_kept(loop: FederatedLoop) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +41,7 @@ def certify(loop: FederatedLoop, federation: Federation, cohort: Sequence[int]) 
     Raises:
         RankError: the ranks do not agree.
     """
-    came = [loop.run.round, list(cohort), loop.identity_digest, loop.backend.engine_name]
+    came = f"{loop.run.round} {list(cohort)} {loop.identity_digest} {loop.backend.engine_name}"
     return "-".join(_digests_of_all_ranks(loop, federation, came))
 
 
@@ -126,7 +126,7 @@ def _check(found: Sequence[Sequence[str]], round: int) -> None:
 def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, Mapping):
+    elif isinstance(value, dict):
         for item in value.values():
             yield from _tensors(item)
     elif isinstance(value, list | tuple):
@@ -138,7 +138,7 @@ def _text(value: Any, fingerprints: Iterator[int]) -> str:
     """A value in words, with fingerprints in place of tensors, which come in the order of :func:`_tensors`."""
     if isinstance(value, Tensor):
         return f"{tuple(value.shape)} {value.dtype} {next(fingerprints) % _MODULUS:x}"
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return "{" + ",".join(f"{key!r}:{_text(item, fingerprints)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ",".join(_text(item, fingerprints) for item in value) + "]"

@@ -44,13 +44,20 @@ def _of_words(words: Tensor, place: int) -> Tensor:
 
 
 def _of_array(words: np.ndarray, place: int) -> int:
-    odd = _odd_numbers()
-    chunks = -(-len(words) // _CHUNK)
-    sums = np.empty(chunks, np.int64)
-    for number in range(chunks):
+    odd, count = _odd_numbers(), -(-len(words) // _CHUNK)
+    weights = _chunk_weights(place, 0, count)
+    if count == 1:
+        return _signed(int(words.astype(np.int64) @ odd[: len(words)]) * int(weights[0]))
+    sums = np.empty(count, np.int64)
+    for number in range(count):
         chunk = words[number * _CHUNK : (number + 1) * _CHUNK].astype(np.int64)
-        sums[number] = np.dot(chunk, odd[: len(chunk)])
-    return int(np.dot(sums, _chunk_weights(place, 0, chunks)))
+        sums[number] = chunk @ odd[: len(chunk)]
+    return int(sums @ weights)
+
+
+def _signed(number: int) -> int:
+    """A number modulo 2**64, as a 64-bit integer holds it."""
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def _words(tensor: Tensor) -> Tensor:
@@ -72,6 +79,7 @@ def _odd_numbers_on(device: torch.device) -> Tensor:
     return torch.from_numpy(_odd_numbers()).to(device).repeat(_CHUNK_ON_DEVICE // _CHUNK)
 
 
+@lru_cache(maxsize=64)
 def _chunk_weights(place: int, first: int, count: int) -> np.ndarray:
     start = (place + 1) << 32
     return _mixed(np.arange(start + first, start + first + count, dtype=np.uint64))

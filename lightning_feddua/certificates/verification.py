@@ -15,7 +15,6 @@ from lightning import LightningModule
 from lightning_feddua.callbacks.csv_log import CSVLog
 from lightning_feddua.certificates.certificate import PARTS, differing
 from lightning_feddua.checkpoints.files import read
-from lightning_feddua.engines.base import find_engine
 from lightning_feddua.errors import ConfigurationError
 from lightning_feddua.metric_names import CERTIFICATE
 from lightning_feddua.wording import counted
@@ -107,10 +106,9 @@ def verify_run(
             else:
                 problems += [f"`{one.path.name}`: {p}" for p in _differences(loop.run.certificates, certificates)]
     found.problems = list(dict.fromkeys(problems))
-    if found.problems and saved and not find_engine(saved[-1].engine).in_lanes:
-        found.problems.append(
-            f"The {saved[-1].engine} engine rounds differently on another number of ranks: use as many as the run had."
-        )
+    if found.problems and loop.backend.depends_on_ranks:
+        engine = loop.backend.engine_name
+        found.problems.append(f"With the {engine} engine, bits depend on the number of ranks: use as many as the run.")
     return found
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _PLAIN = (bool, int, float, str, type(None))
 # What a checkpoint means that was written before these settings existed.
 _LATER_SETTINGS: dict[str, Any] = {"sampler": None, "transforms": None, "accumulate_grad_batches": 1}
+_LATER_SETTINGS |= {"reproducible": False, "threads": None}
 _LATER_SETTINGS |= {"gradient_clip_algorithm": None, "limit_train_batches": None, "drop_last": False}
 # Attributes of a client algorithm that are its state.
 _STATE = ("vectors", "numbers")

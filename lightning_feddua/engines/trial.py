@@ -1,11 +1,11 @@
-"""Which engine runs a module's clients: what is asked for, or what a few real steps show to be fastest."""
+"""Which engine runs a module's clients: what is asked for, or what is faster by what a few real steps show to count."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from lightning_feddua.aggregation.client_states import ClientStates
@@ -14,8 +14,10 @@ from lightning_feddua.agreement import UPDATE_TOLERANCE, relative_difference, sh
 from lightning_feddua.clients.local_training import LocalTraining
 from lightning_feddua.data.streams import ClientStream
 from lightning_feddua.engines.base import AUTO, Client, ClientEvents, Engine, GlobalState, find_engine, is_registered
+from lightning_feddua.engines.prediction import predicted_speedup
 from lightning_feddua.engines.rehearsal import undone
 from lightning_feddua.engines.sequential import SequentialEngine
+from lightning_feddua.engines.step_cost import CostCounter, StepCost
 from lightning_feddua.engines.vectorized import READ_IN_TURN, VectorizedEngine
 from lightning_feddua.errors import ClientError, ConfigurationError
 from lightning_feddua.host.federation import Federation
@@ -24,6 +26,8 @@ from lightning_feddua.randomness import Purpose, drawn_from
 # Steps of a trial, and clients that the sequential engine tries them on.
 _TRIAL_STEPS = 2
 _TRIAL_CLIENTS = 2
+# Vectorized clients round differently and take more memory, so they must be worth it.
+_LEAST_SPEEDUP = 1.1
 
 
 def choose_engine(
@@ -96,9 +100,9 @@ def _decide(
     obstacle = VectorizedEngine.obstacle(federation, algorithm)
     if obstacle is None and any(isinstance(client.data, ClientStream) for client in clients):
         obstacle = READ_IN_TURN
-    speedup = 0.0
+    stacks, speedup = "", 0.0
     if obstacle is None and clients:
-        obstacle, speedup = _try(federation, algorithm, clients, state, timed=auto)
+        obstacle, stacks, speedup = _try(federation, algorithm, clients, state, auto)
     if not auto:
         if obstacle is not None:
             raise ConfigurationError(
@@ -107,46 +111,54 @@ def _decide(
         return "vectorized", "vectorized"
     if obstacle is not None:
         return "sequential", f"sequential (not vectorized: {obstacle})"
-    if speedup <= 1:
-        return "sequential", f"sequential (vectorized x{len(clients)}: {speedup:.2f} times its speed)"
-    return "vectorized", f"vectorized x{len(clients)}: {speedup:.1f} times sequential"
+    if speedup < _LEAST_SPEEDUP:
+        return "sequential", f"sequential ({stacks} would be about {speedup:.1f} times as fast)"
+    return "vectorized", f"vectorized ({stacks} are about {speedup:.1f} times as fast as one by one)"
 
 
 def _try(
-    federation: Federation, algorithm: LocalTraining, clients: list[Client], state: GlobalState, timed: bool
-) -> tuple[str | None, float]:
-    """An obstacle that shows in a trial, and how many times faster the vectorized engine is there."""
+    federation: Federation, algorithm: LocalTraining, clients: list[Client], state: GlobalState, auto: bool
+) -> tuple[str | None, str, float]:
+    """An obstacle that shows in a trial; the stacks in words; how many times faster they should be than one by one."""
     size, dtype = state.weights.numel(), state.weights.dtype
     states = ClientStates(federation.fabric, algorithm.client_state, size, dtype)
     sequential = SequentialEngine(federation, algorithm, states)
+    vectorized = VectorizedEngine(federation, algorithm, states)
+    vectorized.retrains = False
+    stacks = vectorized.stacks(clients, state.work)
+    steps = min(_TRIAL_STEPS, state.work.batches(len(clients[0].data)))
+    short = replace(state, work=replace(state.work, steps=steps, epochs=None))
     try:
         with undone(federation, state):
-            return _compare(federation, algorithm, sequential, clients, state, timed)
+            obstacle, cost = _compare(federation, sequential, vectorized, clients, short, auto)
     finally:
         sequential.close()
+    threads, device = torch.get_num_threads(), federation.fabric.device.type
+    speedup = 0.0 if cost is None else predicted_speedup(cost.per_step(steps), stacks, device, threads)
+    largest = max(size for size, _ in stacks)
+    return obstacle, f"stacks of {'' if len(stacks) == 1 else 'up to '}{largest}", speedup
 
 
 def _compare(
     federation: Federation,
-    algorithm: LocalTraining,
     sequential: SequentialEngine,
+    vectorized: VectorizedEngine,
     clients: list[Client],
     state: GlobalState,
-    timed: bool,
-) -> tuple[str | None, float]:
-    steps = min(_TRIAL_STEPS, state.work.batches(len(clients[0].data)))
-    state = replace(state, work=replace(state.work, steps=steps, epochs=None))
-    size, dtype = state.weights.numel(), state.weights.dtype
-    states = ClientStates(federation.fabric, algorithm.client_state, size, dtype)
-    vectorized = VectorizedEngine(federation, algorithm, states)
-    vectorized.retrains = False
+    auto: bool,
+) -> tuple[str | None, StepCost | None]:
+    """An obstacle, if there is one, and the cost of one client's steps."""
     few, expected, random, problem = [], [], False, ""
+    cost = StepCost()
     for client in clients:
         try:
-            expected += _deltas(sequential, [client], state)
+            with CostCounter() as counter:
+                expected += _deltas(sequential, [client], state)
+            # The last one's: some models do more in their very first step.
+            cost = counter.cost
             few.append(client)
             if changed := federation.hidden_state.changes():
-                return f"its training step changes `{changed[0]}`", 0.0
+                return f"its training step changes `{changed[0]}`", None
             drawn = drawn_from(state.seed, state.round, client.index, Purpose.LOCAL_STEPS, federation.fabric.device)
             random = random or bool(drawn)
         except ClientError as error:
@@ -155,22 +167,21 @@ def _compare(
         if len(few) == _TRIAL_CLIENTS:
             break
     if not few:
-        return f"its training step failed in a trial with {problem}", 0.0
-    if random and timed:
-        return "it draws random numbers in its steps, and would draw others", 0.0
+        return f"its training step failed in a trial with {problem}", None
+    if random and auto:
+        return "it draws random numbers in its steps, and would draw others", None
+    if cost.fused is not None and auto:
+        return "its recurrent layers run as one kernel only one by one", None
     try:
         found = _deltas(vectorized, few, state)
         tolerance = UPDATE_TOLERANCE[federation.parameters.vector.dtype]
         if not random and not (difference := relative_difference(expected, found)) <= tolerance:
-            return f"its updates differ from the sequential ones by {difference:.1e}", 0.0
-        if not timed:
-            return None, 0.0
-        fast = _seconds(vectorized, clients, state) / len(clients)
+            return f"its updates differ from the sequential ones by {difference:.1e}", None
     except ClientError as error:
-        return short_reason(error.__cause__ or error), 0.0
+        return short_reason(error.__cause__ or error), None
     finally:
         vectorized.release()
-    return None, _seconds(sequential, few, state) / len(few) / fast
+    return None, cost
 
 
 def _deltas(engine: Engine, clients: list[Client], state: GlobalState) -> list[Tensor]:
@@ -180,13 +191,3 @@ def _deltas(engine: Engine, clients: list[Client], state: GlobalState) -> list[T
             raise result
         deltas.append(result.delta.clone())
     return deltas
-
-
-def _seconds(engine: Engine, clients: list[Client], state: GlobalState) -> float:
-    """The time of one trial, after another that warms up."""
-    for _ in range(2):
-        start = time.perf_counter()
-        last = _deltas(engine, clients, state)
-        # Waits for the device.
-        last[-1].sum().item()
-    return time.perf_counter() - start

@@ -15,7 +15,7 @@ from lightning_feddua.aggregation.update import ClientUpdate
 from lightning_feddua.clients.local_training import LocalRound, LocalTraining
 from lightning_feddua.data.client_data import ReusableBatch, stacked_batch
 from lightning_feddua.data.prefetch import BatchRequest, read_batch
-from lightning_feddua.engines.base import Client, ClientEvents, Engine, GlobalState, register_engine
+from lightning_feddua.engines.base import Client, ClientEvents, Engine, GlobalState, LocalWork, register_engine
 from lightning_feddua.engines.compiled import CompiledSteps
 from lightning_feddua.engines.local_rounds import LocalRounds
 from lightning_feddua.engines.minibatches import requests_of
@@ -112,6 +112,16 @@ class VectorizedEngine(Engine):
         if federation.buffers.parameter_names:
             return f"its training step moves `{federation.buffers.parameter_names[0]}` without an optimizer"
         return federation.schedules.obstacle()
+
+    def stacks(self, clients: list[Client], work: LocalWork) -> list[tuple[int, int]]:
+        """The number of clients and of steps of each stack that they would train in."""
+        self._work = work
+        chunks = [
+            group[start : start + self._chunk]
+            for group in self._groups(clients)
+            for start in range(0, len(group), self._chunk)
+        ]
+        return [(len(chunk), work.batches(len(chunk[0].data))) for chunk in chunks]
 
     def run(
         self, clients: list[Client], state: GlobalState, events: ClientEvents

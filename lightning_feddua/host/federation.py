@@ -37,6 +37,7 @@ from lightning_feddua.host.schedules import LocalSchedules, check_manual_optimiz
 from lightning_feddua.host.tensor_checks import check_initialised, check_tensors
 from lightning_feddua.host.trainer.view import TrainerView
 from lightning_feddua.host.world_of_one import WorldOfOne
+from lightning_feddua.launch.arithmetic import fixed_arithmetic
 from lightning_feddua.lightning_names import is_overridden
 from lightning_feddua.randomness import preserved_random_state
 
@@ -88,6 +89,7 @@ class Federation:
 
     def _enter(self) -> None:
         self._stack.enter_context(preserved_random_state(self.fabric.device))
+        self._stack.enter_context(fixed_arithmetic(self._settings, self.fabric.device))
         check_removed_hooks(self.module, self._setup_stage)
         self.world_of_one = WorldOfOne(self.fabric)
         self._stack.callback(self.world_of_one.close)
@@ -226,8 +228,7 @@ class Federation:
 
     def global_weights(self) -> Tensor:
         """A copy of the module's trainable parameters for the server, in float32 at least."""
-        vector = self.parameters.vector
-        return vector.to(torch.promote_types(vector.dtype, torch.float32), copy=True)
+        return self.parameters.vector.to(torch.promote_types(self.parameters.vector.dtype, torch.float32), copy=True)
 
     @contextmanager
     def training(self, weights: Tensor) -> Iterator[None]:

@@ -3,7 +3,7 @@
 Every variant does the same work (cohort, minibatches, steps); first their updates are compared, then they are timed in
 turn, and medians are reported with their ratio to a bare torch loop of the same steps. ``overhead`` tells where the
 time of a round goes, ``skew`` how evenly ranks share unequal clients, ``scaling`` how the time of a round grows with
-clients, ranks, population and parameters. Needs a quiet machine.
+clients, ranks, population and parameters, ``prediction`` how well the engine is chosen. Needs a quiet machine.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ import torch
 
 from tests.benchmarks.overhead import overhead_table, skew_table
 from tests.benchmarks.peers.environments import PEERS, default_folder
+from tests.benchmarks.prediction import prediction_table
 from tests.benchmarks.report import Row, plot_ratios, ratio_table
 from tests.benchmarks.rounds import BARE, measure, variants
 from tests.benchmarks.scaling import scaling_tables
 from tests.benchmarks.tasks import ROUND_TASKS, TASKS
 
-REPORTS = ("overhead", "skew", "scaling")
+REPORTS = ("overhead", "skew", "scaling", "prediction")
 
 
 def main() -> None:
@@ -70,6 +71,9 @@ def main() -> None:
         elif name == "scaling":
             for title, table in scaling_tables(arguments.rounds):
                 print(f"\n{title}\n\n{table}", flush=True)
+        elif name == "prediction":
+            print(f"\nStacks against one by one, {arguments.threads} threads\n", flush=True)
+            print(prediction_table(arguments.repetitions), flush=True)
         else:
             tables[name] = measure(tasks[name], candidates, arguments.repetitions, arguments.rounds)
             timed = f"medians of {arguments.repetitions} x {arguments.rounds} rounds"

@@ -1,0 +1,126 @@
+"""The engine is chosen by counting, so that neither the clock nor a busy machine has a say."""
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_feddua import FedAvg, FederatedDataModule
+from lightning_feddua.engines import trial
+from lightning_feddua.engines.prediction import predicted_speedup
+from lightning_feddua.engines.step_cost import CostCounter, StepCost
+from lightning_feddua.models import LinearRegression
+from tests.modules import Classifier, classification
+
+
+def test_matrix_products_and_their_gradients_are_counted():
+    layer, x = nn.Linear(30, 20, bias=False), torch.randn(8, 30)
+    with CostCounter() as counter:
+        layer(x).sum().backward()
+    # One product forward and one for the gradient of the weight.
+    assert counter.cost.flops == 2 * (2 * 8 * 30 * 20)
+    assert counter.cost.bytes >= 4 * (8 * 20 + 30 * 20)
+    # Products, the sum, and what the gradient starts from; views cost nothing.
+    assert 4 <= counter.cost.kernels <= 8
+    assert counter.cost.fused is None
+
+
+def test_convolutions_and_recurrent_layers_are_known():
+    with CostCounter() as counter:
+        nn.Conv2d(3, 5, 3)(torch.randn(2, 3, 10, 10))
+    assert counter.cost.flops == 2 * 2 * 5 * 3 * 9 * 8 * 8
+    with CostCounter() as counter:
+        nn.LSTM(4, 4)(torch.randn(3, 2, 4))[0].sum().backward()
+    assert counter.cost.fused is not None
+
+
+SMALL, LARGE = StepCost(kernels=20, flops=1e5, bytes=1e5), StepCost(kernels=40, flops=1e9, bytes=3e7)
+
+
+def test_small_steps_gain_from_stacks_and_large_ones_do_not():
+    assert predicted_speedup(SMALL, [(20, 20)], "cpu", 1) > 2
+    assert predicted_speedup(LARGE, [(20, 20)], "cpu", 1) < 1
+    # A stack of each size, as of clients of unequal sizes, is slower than one by one.
+    assert predicted_speedup(SMALL, [(1, steps) for steps in range(5, 25)], "cpu", 1) < 1
+    # Threads share the work of a stack better than that of one client.
+    assert predicted_speedup(LARGE, [(20, 20)], "cpu", 2) > predicted_speedup(LARGE, [(20, 20)], "cpu", 1)
+    assert predicted_speedup(StepCost(), [], "cpu", 1) == 0.0
+
+
+def unequal(sizes):
+    return FederatedDataModule({str(i): classification(n, i) for i, n in enumerate(sizes)}, batch_size=20)
+
+
+@pytest.mark.parametrize(
+    ("data", "work", "engine", "note"),
+    [
+        (unequal([40] * 12), {"local_epochs": 2}, "vectorized", "vectorized (stacks of 12 are about"),
+        (unequal(range(22, 142, 10)), {"local_epochs": 2}, "sequential", "sequential (stacks of up to 1 would be"),
+        (unequal(range(22, 142, 10)), {"local_steps": 5}, "vectorized", "vectorized (stacks of 12 are about"),
+    ],
+    ids=["equal", "unequal", "steps"],
+)
+def test_what_is_judged_is_what_will_run(data, work, engine, note, make_loop):
+    loop = make_loop(server=FedAvg(), max_rounds=1, **work)
+    loop.fit(Classifier(dropout=0.0), data)
+    assert loop.backend.engine_name == engine
+    assert loop.engine_note.startswith(note)
+
+
+def test_no_clock_is_read(make_loop, monkeypatch):
+    """The counts alone decide, and are the same each time."""
+    seen = []
+
+    def recorded(*arguments):
+        seen.append(arguments)
+        return predicted_speedup(*arguments)
+
+    monkeypatch.setattr(trial, "predicted_speedup", recorded)
+    data = FederatedDataModule({str(i): classification(20, i) for i in range(6)}, batch_size=10)
+    for _ in range(3):
+        make_loop(max_rounds=1).fit(Classifier(dropout=0.0), data)
+    assert seen[0] == seen[1] == seen[2]
+    assert not hasattr(trial, "time")
+
+
+def regression(size=12):
+    generator = torch.Generator().manual_seed(0)
+    tensors = (torch.randn(size, 10, generator=generator), torch.randn(size, generator=generator))
+    return torch.utils.data.TensorDataset(*tensors)
+
+
+def test_a_reproducible_run_uses_one_thread_and_no_stacks(make_loop):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        threads = []
+
+        class Model(LinearRegression):
+            def training_step(self, batch, batch_idx):
+                threads.append(torch.get_num_threads())
+                return super().training_step(batch, batch_idx)
+
+        data = {str(i): regression() for i in range(4)}
+        loop = make_loop(reproducible=True, max_rounds=1)
+        loop.fit(Model(dim=10), data)
+        assert set(threads) == {1}
+        assert torch.get_num_threads() == 2
+        assert (loop.backend.engine_name, loop.threads) == ("sequential", 1)
+        loop = make_loop(reproducible=True, threads=2, max_rounds=1)
+        loop.fit(Model(dim=10), data)
+        assert loop.threads == 2
+        assert threads[-1] == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_the_header_says_on_what_bits_depend(make_loop, capsys):
+    data = {str(i): regression() for i in range(12)}
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        make_loop(enable_progress_bar=True, max_rounds=1).fit(LinearRegression(dim=10), data)
+        assert "depend on 2 threads and the number of ranks; `reproducible=True`" in capsys.readouterr().out
+        make_loop(enable_progress_bar=True, max_rounds=1, reproducible=True).fit(LinearRegression(dim=10), data)
+        assert "  bits  " not in capsys.readouterr().out
+    finally:
+        torch.set_num_threads(before)
