@@ -21,6 +21,10 @@ class ConfigurationError(ValueError):
         return type(self), (self.problem, self.remedy)
 
 
+class UnsavedError(ConfigurationError):
+    """All rounds are done, but what was to be saved of the last ones could not be."""
+
+
 def choices(names: object) -> str:
     """Allowed values for an error message, sorted and in backticks.
 

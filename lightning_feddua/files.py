@@ -1,19 +1,16 @@
-"""Files that are there as a whole or not at all, and locks that one process at a time can hold."""
+"""Files that are there as a whole or not at all."""
 
 import errno
 import os
-import time
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-try:
-    import fcntl
-except ImportError:  # on Windows
-    fcntl = None  # type: ignore[assignment]
-
-_RETRY_SECONDS = 0.1
+# What file systems say that keep folders in their own way: some have no `fsync` of them, others do not open them.
+_NO_FOLDERS = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF, errno.EACCES, errno.EPERM}
+_NO_FOLDERS |= {errno.EISDIR}
 
 
 @contextmanager
@@ -25,8 +22,7 @@ def whole_file(path: Path, mode: str = "w", **arguments: Any) -> Iterator[IO[Any
         mode: as in ``open``.
         **arguments: as in ``open``.
     """
-    # One run at a time writes into a folder, so one name will do, and what a kill leaves is overwritten by the next.
-    unfinished = path.with_name(f".unfinished{path.suffix}")
+    unfinished = _unfinished(path)
     try:
         with unfinished.open(mode, **arguments) as file:
             yield file
@@ -37,47 +33,39 @@ def whole_file(path: Path, mode: str = "w", **arguments: Any) -> Iterator[IO[Any
         with suppress(OSError):
             unfinished.unlink(missing_ok=True)
         raise
-    # A folder can be opened under POSIX only.
-    if os.name == "posix":
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+    sync_folder(path.parent)
 
 
-@contextmanager
-def locked(path: Path, seconds: float = 0.0) -> Iterator[None]:
-    """Hold a lock in this block, or until this process and all that were forked from it have ended.
-
-    Windows and some network file systems have no such locks; there, the block runs without one.
-
-    Args:
-        path: a folder, or a file that is made if there is none.
-        seconds: how long to wait for another process.
-
-    Raises:
-        BlockingIOError: another process holds it.
-    """
-    if fcntl is None:
-        yield
+def same_file(source: Path, path: Path) -> None:
+    """Give a file that is whole a second name, or make a copy of it where it can have but one."""
+    unfinished = _unfinished(path)
+    try:
+        unfinished.unlink(missing_ok=True)
+        os.link(source, unfinished)
+    except OSError:
+        with source.open("rb") as content, whole_file(path, "wb") as file:
+            shutil.copyfileobj(content, file)
         return
-    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        deadline = time.monotonic() + seconds
-        while not _take(descriptor):
-            if time.monotonic() >= deadline:
-                raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK), str(path))
-            time.sleep(_RETRY_SECONDS)
-        yield
-    finally:
-        os.close(descriptor)
+    os.replace(unfinished, path)
+    sync_folder(path.parent)
 
 
-def _take(descriptor: int) -> bool:
+def _unfinished(path: Path) -> Path:
+    # One run at a time writes into a folder, so one name will do, and what a kill leaves is overwritten by the next.
+    return path.with_name(f".unfinished{path.suffix}")
+
+
+def sync_folder(folder: Path) -> None:
+    """Let names in a folder survive a power cut, where the file system has a way to say so."""
+    # A folder can be opened under POSIX only.
+    if os.name != "posix":
+        return
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
     except OSError as error:
-        # Any other error: the file system has no locks, and a run is better than none.
-        return error.errno not in (errno.EWOULDBLOCK, errno.EACCES)
-    return True
+        if error.errno not in _NO_FOLDERS:
+            raise

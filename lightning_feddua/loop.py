@@ -21,13 +21,13 @@ from lightning_feddua.argument_names import check_names
 from lightning_feddua.callbacks.defaults import all_callbacks, saves
 from lightning_feddua.callbacks.hooks import Hooks
 from lightning_feddua.callbacks.rescue import rescue
-from lightning_feddua.callbacks.stopping import has_all_rounds, leave_if_told, tell_why
+from lightning_feddua.callbacks.stopping import has_all_rounds, leave_if_told, tell_why, unsaved
 from lightning_feddua.checkpoints import Found, find_checkpoint, finish_loggers, restore, start_loggers
 from lightning_feddua.checkpoints.identity import agreed_digest, identity
 from lightning_feddua.clients import LocalTraining
 from lightning_feddua.compatibility import check_algorithm, check_unequal
 from lightning_feddua.data.module import FederatedDataModule, as_datamodule
-from lightning_feddua.errors import ConfigurationError
+from lightning_feddua.errors import ConfigurationError, UnsavedError
 from lightning_feddua.host.federation import Federation
 from lightning_feddua.host.sanity_check import sanity_check
 from lightning_feddua.launch.fabric import make_fabric, precision_name
@@ -103,20 +103,25 @@ class FederatedLoop(LoopEvaluation):
                 history; or ``"last"``, to resume the newest run in ``out_dir`` that has a checkpoint, in its own
                 folder, and to start afresh where there is none.
         """
-        self._launch(self._fit, model, as_datamodule(datamodule), ckpt_path)
+        if (error := self._launch(self._fit, model, as_datamodule(datamodule), ckpt_path)) is not None:
+            raise error
 
-    def _fit(self, model: LightningModule, datamodule: FederatedDataModule, ckpt_path: str | Path | None) -> None:
-        found = find_checkpoint(self.fabric, self.out_dir, ckpt_path)
+    def _fit(
+        self, model: LightningModule, datamodule: FederatedDataModule, ckpt_path: str | Path | None
+    ) -> UnsavedError | None:
         self.run = run = Run(self.out_dir)
         with ExitStack() as stack:
+            found = find_checkpoint(self.fabric, self.out_dir, ckpt_path, None if self.fast_dev_run else stack)
             federation = Federation(self.fabric, model, datamodule, self.settings, "fit", self._take_callbacks)
             self._federation = stack.enter_context(federation)
             self._set_up(federation, found)
             if has_all_rounds(self, found):
-                return
-            existing = None if found is None else found.run_dir
-            folder = open_run_dir(self.fabric, self.out_dir, existing)
-            run.folder = stack.enter_context(temporary_run_dir(self.fabric) if self.fast_dev_run else folder)
+                return None
+            held = None if found is None else found.run_dir
+            folder = (
+                temporary_run_dir(self.fabric) if self.fast_dev_run else open_run_dir(self.fabric, self.out_dir, held)
+            )
+            run.folder = stack.enter_context(folder)
             self._preemption = stack.enter_context(Preemption(saves(self.callbacks), self.fabric.is_global_zero))
             federation.view.received = lambda: self._preemption.requested
             start_loggers(self.fabric, federation, run)
@@ -135,6 +140,7 @@ class FederatedLoop(LoopEvaluation):
                 self._call("on_fit_end")
                 finish_loggers(self.fabric, "success")
                 tell_why(self)
+                return unsaved(self)
             except BaseException as exception:
                 federation.restore(run.known_weights)
                 rescue(self, exception)
@@ -171,6 +177,8 @@ class FederatedLoop(LoopEvaluation):
         if found is not None:
             restore(self, federation, found)
         self.backend.start(self._sample(0, population), None if found is None else found.state["engine"])
+        if found is not None:
+            found.forget()
         federation.check_validation(self.validate_every > 0)
 
     def _run_round(self, round: int, federation: Federation) -> None:

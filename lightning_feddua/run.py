@@ -13,6 +13,7 @@ from torch import Tensor
 from lightning_feddua.aggregation.update import RoundUpdate
 from lightning_feddua.aggregation.workspace import Workspace
 from lightning_feddua.callbacks.update_changes import UpdateChanges
+from lightning_feddua.history import HistoryText
 from lightning_feddua.metric_names import ColumnOwners
 
 _BORROWER = "the average of the last two iterates"
@@ -38,6 +39,8 @@ class Run:
         columns: whose each name in the history is.
         update_changes: which callbacks change updates.
         is_whole: whether it is still that of the last round's end: until the server's step of the next.
+        unsaved: files that could not be written when they last should have been, with the reason; on rank 0.
+        history_text: the history as checkpoints have it.
     """
 
     folder: Path
@@ -54,6 +57,8 @@ class Run:
     columns: ColumnOwners = field(default_factory=ColumnOwners)
     update_changes: UpdateChanges = field(default_factory=UpdateChanges)
     is_whole: bool = False
+    unsaved: dict[str, str] = field(default_factory=dict)
+    history_text: HistoryText = field(default_factory=HistoryText)
 
     @property
     def known_weights(self) -> Tensor:

@@ -1,55 +1,56 @@
-import multiprocessing
+import errno
+import os
 import subprocess
 import sys
 
 import pytest
 
-from lightning_feddua import files
-from lightning_feddua.files import locked
+from lightning_feddua.files import same_file, whole_file
 
 
-@pytest.fixture
-def other_process():
-    """Tries to lock what it is sent, for so many seconds; forked before this process holds a lock it would inherit."""
-    here, there = multiprocessing.Pipe()
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EACCES])
+def test_file_systems_without_fsync_of_folders_save_like_any_other(tmp_path, monkeypatch, number):
+    """Theirs is put in the place of the operating system's."""
+    name = "open" if number == errno.EACCES else "fsync"
+    original = getattr(os, name)
 
-    def run():
-        while (asked := there.recv()) is not None:
-            try:
-                with locked(*asked):
-                    there.send("taken")
-            except BlockingIOError:
-                there.send("refused")
+    def refuse(what, *args, **kwargs):
+        folder = os.path.isdir(f"/proc/self/fd/{what}" if name == "fsync" else what)
+        if folder:
+            raise OSError(number, os.strerror(number))
+        return original(what, *args, **kwargs)
 
-    process = multiprocessing.get_context("fork").Process(target=run)
-    process.start()
-    yield here
-    here.send(None)
-    process.join()
+    monkeypatch.setattr(os, name, refuse)
+    with whole_file(tmp_path / "a") as file:
+        file.write("b")
+    assert (tmp_path / "a").read_text() == "b"
 
 
-@pytest.mark.parametrize("name", ["", "a file"])
-def test_one_process_at_a_time_holds_a_lock_on_a_folder_or_a_file(tmp_path, name, other_process):
-    path = tmp_path / name
-    with locked(path):
-        other_process.send((path, 0.0))
-        assert other_process.recv() == "refused"
-        other_process.send((path, 60.0))
-        assert not other_process.poll(0.3)
-    assert other_process.recv() == "taken"
+def test_a_disk_that_fails_is_an_error(tmp_path, monkeypatch):
+    def fail(descriptor):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="Input/output"), whole_file(tmp_path / "a") as file:
+        file.write("b")
 
 
-def test_a_lock_is_free_after_an_error(tmp_path, other_process):
-    with pytest.raises(ZeroDivisionError), locked(tmp_path):
-        raise ZeroDivisionError
-    other_process.send((tmp_path, 0.0))
-    assert other_process.recv() == "taken"
+@pytest.mark.parametrize("links", [True, False])
+def test_a_second_name_of_a_file(tmp_path, monkeypatch, links):
+    if not links:
 
+        def refuse(source, path):
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
-def test_without_locks_the_block_runs(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "fcntl", None)
-    with locked(tmp_path), locked(tmp_path):
-        pass
+        monkeypatch.setattr(os, "link", refuse)
+    for content in ("one", "another"):
+        with whole_file(tmp_path / content) as file:
+            file.write(content)
+        same_file(tmp_path / content, tmp_path / "last")
+        assert (tmp_path / "last").read_text() == content
+        assert (tmp_path / "last").samefile(tmp_path / content) == links
+    assert (tmp_path / "one").read_text() == "one"
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 WITHOUT_POSIX = """

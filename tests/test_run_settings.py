@@ -10,6 +10,7 @@ from torch import nn
 
 from lightning_feddua import ClipUpdateNorm, ConfigurationError, FedAvg, FederatedCallback, FederatedLoop, LocalTraining
 from lightning_feddua.settings import FIXED, RunSettings
+from tests.checkpoints.checkpointed_runs import rewrite_in_format_1
 from tests.modules import Classifier, DropoutCNN, images
 
 NOT_WHOLE = (2.5, "5", True, None)
@@ -224,10 +225,12 @@ def test_checkpoints_from_before_a_setting_existed(make_loop, arguments, message
     first = make_loop(max_rounds=1, checkpoint_every=1, engine="sequential")
     first.fit(TwoConvolutions(), data)
     path = first.run_dir / "last.ckpt"
-    checkpoint = torch.load(path, weights_only=True)
-    for name in ("channels_last", "compile", "sampler", "transforms"):
-        del checkpoint["federated"]["identity"]["settings"][name]
-    torch.save(checkpoint, path)
+
+    def older(checkpoint):
+        for name in ("channels_last", "compile", "sampler", "transforms"):
+            del checkpoint["federated"]["identity"]["settings"][name]
+
+    rewrite_in_format_1(path, older)
     make_loop(max_rounds=2).fit(TwoConvolutions(), data, path)
     with pytest.raises(ConfigurationError, match=message):
         make_loop(**arguments).fit(TwoConvolutions(), data, path)

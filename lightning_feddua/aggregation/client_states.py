@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import MutableMapping, Sequence
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
+from lightning_feddua.aggregation.disk_rows import DiskRows
 from lightning_feddua.certificates.fingerprint import fingerprint
 
 
@@ -26,7 +24,7 @@ class ClientStates:
         names: the vectors.
         size: the number of elements of each.
         dtype: their dtype.
-        keep: ``"memory"``, or ``"disk"`` for temporary files that are mapped into memory.
+        keep: ``"memory"``, or ``"disk"`` for a temporary file.
     """
 
     def __init__(
@@ -41,11 +39,14 @@ class ClientStates:
         self.names = tuple(names)
         self._shape = (len(self.names), size)
         self._dtype = dtype
-        self._rows: dict[int, Tensor] = {}
+        self._on_disk = keep == "disk" and bool(self.names)
+        self._rows = self._new_rows()
         self._fingerprints: dict[int, int] = {}
         # The rank that holds each client; the same on every rank.
         self._holders: dict[int, int] = {}
-        self._file = _RowFile(self._shape, dtype) if keep == "disk" and self.names else None
+
+    def _new_rows(self) -> MutableMapping[int, Tensor]:
+        return DiskRows(self._shape, self._dtype) if self._on_disk else {}
 
     @property
     def fingerprint(self) -> int:
@@ -60,15 +61,16 @@ class ClientStates:
         row = self._rows.get(client)
         if row is None:
             return torch.zeros(self._shape, dtype=self._dtype, device=self._fabric.device)
-        return row.to(self._fabric.device, copy=True)
+        # What is read from the disk is a copy already.
+        return row.to(self._fabric.device, copy=not self._on_disk)
 
     def put(self, client: int, vectors: Tensor) -> None:
         """Keep a client's vectors."""
-        row = self._rows.get(client)
-        if row is None:
-            row = torch.empty(self._shape, dtype=self._dtype) if self._file is None else self._file.new_row()
-            self._rows[client] = row
-        row.copy_(vectors)
+        row = vectors.detach().to("cpu", self._dtype)
+        if client in self._rows and not self._on_disk:
+            self._rows[client].copy_(row)
+        else:
+            self._rows[client] = row if self._on_disk or row.data_ptr() != vectors.data_ptr() else row.clone()
         self._fingerprints[client] = int(fingerprint(row, place=client))
 
     def move(self, hands: Sequence[Sequence[int]]) -> None:
@@ -101,16 +103,14 @@ class ClientStates:
                 work.wait()
         for client, _ in sent:
             # A client that failed whenever it took part has none.
-            row = self._rows.pop(client, None)
+            self._rows.pop(client, None)
             self._fingerprints.pop(client, None)
-            if self._file is not None and row is not None:
-                self._file.free_row(row)
         for client, vectors in arrivals:
             self.put(client, vectors)
 
     def state_dict(self) -> dict[str, Any]:
         """All clients' vectors on rank 0, those that a rank holds on others; a collective."""
-        own, rows = self._fabric.global_rank, dict(self._rows)
+        own, arrived = self._fabric.global_rank, self._new_rows()
         for client, holder in sorted(self._holders.items()):
             if holder == 0:
                 continue
@@ -119,38 +119,24 @@ class ClientStates:
             elif own == 0:
                 vectors = torch.empty(self._shape, dtype=self._dtype, device=self._fabric.device)
                 torch.distributed.recv(vectors, holder)
-                rows[client] = vectors.cpu()
-        return {"names": list(self.names), "rows": rows}
+                arrived[client] = vectors.cpu()
+        rows = [kept.mapped() if isinstance(kept, DiskRows) else kept for kept in (self._rows, arrived)]
+        return {"names": list(self.names), "rows": {**rows[0], **rows[1]}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from the state of another run, be there as many ranks as in that or not."""
-        self._rows, self._fingerprints = {}, {}
+        """Go on from the state of another run, be there as many ranks as in that or not.
+
+        Raises:
+            ValueError: it has other vectors than these.
+        """
+        if list(state["names"]) != list(self.names):
+            raise ValueError(f"its clients keep {state['names']!r:.100}")
+        for client, row in state["rows"].items():
+            fits = isinstance(row, Tensor) and row.shape == self._shape and row.dtype == self._dtype
+            if type(client) is not int or client < 0 or not fits:
+                raise ValueError(f"its vectors of client {client!r:.100} do not fit")
+        self._rows, self._fingerprints = self._new_rows(), {}
         self._holders = {client: i % self._fabric.world_size for i, client in enumerate(sorted(state["rows"]))}
         for client, holder in self._holders.items():
             if holder == self._fabric.global_rank:
                 self.put(client, state["rows"][client])
-
-
-class _RowFile:
-    """Rows of files mapped into memory, a block of them a file; rows that are given up are used again."""
-
-    _BLOCK_ROWS = 64
-
-    def __init__(self, shape: tuple[int, int], dtype: torch.dtype) -> None:
-        self._shape = shape
-        self._dtype = np.dtype(str(dtype).removeprefix("torch."))
-        self._folder = tempfile.TemporaryDirectory(prefix="client_states_")
-        self._blocks = 0
-        self._free: list[Tensor] = []
-
-    def new_row(self) -> Tensor:
-        if not self._free:
-            path = Path(self._folder.name) / f"{self._blocks}.bin"
-            # A sparse file: rows take space when they are written.
-            block = np.memmap(path, dtype=self._dtype, mode="w+", shape=(self._BLOCK_ROWS, *self._shape))
-            self._free = list(torch.from_numpy(block).unbind())[::-1]
-            self._blocks += 1
-        return self._free.pop()
-
-    def free_row(self, row: Tensor) -> None:
-        self._free.append(row)

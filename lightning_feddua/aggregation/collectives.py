@@ -20,6 +20,8 @@ from lightning_feddua.errors import ConfigurationError, RankError
 _PREFIX = "lightning_feddua/arrivals/"
 # Seconds that the store has to answer: its own process may be the one that hangs.
 _STORE_SECONDS = 5.0
+# What a device is asked for to pass on a tensor of any size.
+_PIECE_ELEMENTS = 1 << 24
 _arrivals = 0
 # The name that torch has given it in 2.13, and the one before.
 _gather_into = getattr(torch.distributed, "all_gather_single", torch.distributed.all_gather_into_tensor)
@@ -69,6 +71,18 @@ def broadcast_object(fabric: Fabric, value: Any) -> Any:
         return value
     with named_absence(fabric):
         return fabric.broadcast(value)
+
+
+def broadcast_tensor(fabric: Fabric, tensor: Tensor) -> None:
+    """Give every rank rank 0's values, in place; a tensor on the CPU goes by way of the device, piece by piece."""
+    if fabric.world_size == 1:
+        return
+    for piece in tensor.view(-1).split(_PIECE_ELEMENTS):
+        moved = piece.to(fabric.device)
+        with named_absence(fabric):
+            _wait(fabric, torch.distributed.broadcast(moved, 0, async_op=True))
+        if moved is not piece:
+            piece.copy_(moved)
 
 
 @contextmanager

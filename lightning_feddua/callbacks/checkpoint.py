@@ -8,7 +8,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
 from lightning_feddua.callbacks.base import FederatedCallback
 from lightning_feddua.callbacks.monitored import check_mode, check_monitor, column_of, monitored
-from lightning_feddua.checkpoints.files import LAST, round_name, write
+from lightning_feddua.checkpoints.files import LAST, round_name, write_all
 from lightning_feddua.checkpoints.state import capture
 from lightning_feddua.errors import ConfigurationError
 from lightning_feddua.metric_names import LAST_ITERATE, Mode, best_mode
@@ -72,6 +72,10 @@ class Checkpoint(FederatedCallback):
         self._validated = False
         # The score of each file that is kept, the smaller the better; the oldest first.
         self._scores: dict[str, float] = {}
+        # Files that have lost their place, and that the `last.ckpt` on the disk may still name.
+        self._outdone: set[str] = set()
+        # The best score of a round that could not be saved, by what it is called.
+        self._lost: dict[str, float] = {}
         # All of the loop's; the last of them writes `last.ckpt`, because it knows what the others have kept.
         self._group: list[Checkpoint] = [self]
 
@@ -110,6 +114,7 @@ class Checkpoint(FederatedCallback):
         if self.monitor is not None:
             check_monitor(loop, self, self.monitor)
         self._folder, self._saved, self._saved_last, self._validated = loop.run_dir, None, None, False
+        self._outdone, self._lost = set(), {}
         exists = {name for name in (*self._scores, self._last or "") if name and (loop.run_dir / name).exists()}
         exists = loop.fabric.broadcast(exists)
         self._scores = {name: score for name, score in self._scores.items() if name in exists}
@@ -135,11 +140,16 @@ class Checkpoint(FederatedCallback):
     def _writes_last(self) -> bool:
         return self is self._group[-1]
 
+    @property
+    def _saves_last(self) -> bool:
+        return any(one.save_last for one in self._group)
+
     def on_fit_end(self, loop: FederatedLoop) -> None:
         """Save the final state, unless the last round did."""
         rounds = len(loop.history)
         ends = self._saved != rounds and self.every is not None and self.keeps_end
-        wanted = self._saved_last != rounds and any(one.save_last for one in self._group)
+        stale = self._saved_last != rounds or any(one._outdone for one in self._group)
+        wanted = stale and self._saves_last
         self._save(loop, ends and self._is_candidate(loop), wanted and self._writes_last)
 
     @property
@@ -167,8 +177,14 @@ class Checkpoint(FederatedCallback):
         # Before there was a choice, the mode was "min" where there was no monitor.
         known = None if state["monitor"] is None else state["mode"]
         same = (state["monitor"], known) == (self.monitor, self.mode)
+        for name, score in state["scores"].items():
+            # Files that lose their place are removed, so it matters which these are.
+            if not self._is_own(name) or type(score) not in (int, float):
+                raise ValueError(f"it names `{name!r:.100}` among the files that were kept")
         self._scores = dict(state["scores"]) if same else {}
         self._last = state.get("last")
+        if not isinstance(self._last, str | None):
+            raise ValueError(f"its newest file is `{self._last!r:.100}`")
         if state.get("folder") is not None:
             self._folder = Path(state["folder"])
         for one in self._group:
@@ -184,6 +200,10 @@ class Checkpoint(FederatedCallback):
         name = round_name(rounds)
         # The same round may be kept with another iterate.
         return name if self._is_evaluated or len(self._group) == 1 else name.replace(".ckpt", "-weights.ckpt")
+
+    def _is_own(self, name: Any) -> bool:
+        """Whether a file can be one that this callback has written."""
+        return isinstance(name, str) and name.endswith(".ckpt") and Path(name).name == name
 
     @property
     def _is_evaluated(self) -> bool:
@@ -211,33 +231,56 @@ class Checkpoint(FederatedCallback):
             self._scores = self._choose(name, loop, rounds)
         kept = candidate and name in self._scores
         self._last = LAST if last else name if kept else self._last
-        chosen = {**({LAST: False} if last else {}), **({name: self._is_evaluated} if kept else {})}
+        # The round's own first: at no instant does `last.ckpt` name a file that is not there.
+        chosen = {**({name: self._is_evaluated} if kept else {}), **({LAST: False} if last else {})}
         contents = capture(loop, set(chosen.values()), lenient=self.every is None)
         files = {file: contents[iterate] for file, iterate in chosen.items()}
         # Rank 0 alone knows whether it has worked.
         if loop.fabric.broadcast(loop.fabric.is_global_zero and self._write(loop, files, rounds)):
             self._saved, self._saved_last = rounds, rounds if last else self._saved_last
-            wanted = {file for one in self._group for file in one._scores}
-            for other in before.keys() - wanted if loop.fabric.is_global_zero else ():
-                (loop.run_dir / other).unlink(missing_ok=True)
+            self._outdone |= before.keys() - self._scores.keys()
+            if last or not self._saves_last:
+                self._remove_outdone(loop)
         else:
             self._scores, self._last = before, last_before
+            if name not in before:
+                self._outdone.add(name)
+            if kept and last:
+                # There may still be room for what the run is resumed from, which must not name the other.
+                self._save(loop, False, True)
         for one in self._group:
             one._publish()
 
+    def _remove_outdone(self, loop: FederatedLoop) -> None:
+        wanted = {file for one in self._group for file in one._scores}
+        for one in self._group:
+            for file in one._outdone - wanted if loop.fabric.is_global_zero else ():
+                (loop.run_dir / file).unlink(missing_ok=True)
+            one._outdone = set()
+
     def _write(self, loop: FederatedLoop, checkpoints: dict[str, dict[str, Any]], rounds: int) -> bool:
-        for name, checkpoint in checkpoints.items():
-            path = loop.run_dir / name
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write(checkpoint, path)
-            except OSError as error:
-                rank_zero_warn(
-                    f"After {counted(rounds, 'round')}, `{path}` could not be saved: {error.strerror or error}."
-                    " The run continues, and the checkpoints before it are still there."
-                )
-                return False
+        names = {loop.run_dir / name: name for name in checkpoints}
+        try:
+            write_all({path: checkpoints[name] for path, name in names.items()})
+        except OSError as error:
+            kind = self._kind(name := names[Path(error.filename)])
+            loop.run.unsaved[kind] = str(error.strerror)
+            if name in self._scores:
+                self._lost[kind] = min(self._scores[name], self._lost.get(kind, math.inf))
+            rank_zero_warn(
+                f"After {counted(rounds, 'round')}, `{error.filename}` could not be saved: {error.strerror}."
+                " The run continues, and the checkpoints before it are still there."
+            )
+            return False
+        for name in checkpoints:
+            # A worse round does not make up for a better one.
+            if self._scores.get(name, -math.inf) <= self._lost.get(self._kind(name), math.inf):
+                loop.run.unsaved.pop(self._kind(name), None)
         return True
+
+    def _kind(self, name: str) -> str:
+        """What a file is, as a later one may make up for it."""
+        return LAST if name == LAST or self.monitor is None else f"the best round by {self.monitor}"
 
     def _choose(self, name: str, loop: FederatedLoop, rounds: int) -> dict[str, float]:
         """Enter a file into the competition, and return the scores of those that keep their place."""

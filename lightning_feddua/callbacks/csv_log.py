@@ -49,13 +49,17 @@ class CSVLog(FederatedCallback):
                 csv.DictWriter(self._file, self._columns).writerow(row)
             assert self._file is not None
             self._file.flush()
+            loop.run.unsaved.pop(self.FILE_NAME, None)
         except OSError as error:
             # The history is in memory: the next round tries to write all of it.
             self._close()
-            rank_zero_warn(f"`{self.FILE_NAME}` cannot be written: {error.strerror or error}. The run continues.")
+            loop.run.unsaved[self.FILE_NAME] = problem = error.strerror or str(error)
+            rank_zero_warn(f"`{self.FILE_NAME}` cannot be written: {problem}. The run continues.")
 
     def on_fit_end(self, loop: FederatedLoop) -> None:
-        """Close the file."""
+        """Close the file, with whatever could not be written before."""
+        if self.FILE_NAME in loop.run.unsaved:
+            self._write(loop)
         self._close()
 
     def on_exception(self, loop: FederatedLoop, exception: BaseException) -> None:

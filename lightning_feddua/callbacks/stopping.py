@@ -7,11 +7,12 @@ import signal
 from typing import TYPE_CHECKING
 
 import torch
-from lightning.fabric.utilities.rank_zero import rank_zero_info
+from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
-from lightning_feddua.aggregation.collectives import all_reduce_sum, gather_objects
+from lightning_feddua.aggregation.collectives import all_reduce_sum, gather_objects, on_rank_zero
 from lightning_feddua.callbacks.base import FederatedCallback
 from lightning_feddua.checkpoints.files import LAST, Found
+from lightning_feddua.errors import UnsavedError
 from lightning_feddua.launch.fabric import leave
 from lightning_feddua.launch.run_folders import RECIPE_FILE
 from lightning_feddua.wording import counted
@@ -47,9 +48,28 @@ class Stopping(FederatedCallback):
             run.stop_reason = next(reason for reason in reasons if reason is not None)
 
 
+def unsaved(loop: FederatedLoop) -> UnsavedError | None:
+    """What was lost of a run that is over, for want of room on the disk, say; the same on every rank. A collective."""
+
+    def find() -> UnsavedError | None:
+        if not loop.run.unsaved:
+            return None
+        files = ", ".join(f"`{file}`: {problem}" for file, problem in loop.run.unsaved.items())
+        how = f"resume with `{resume_command(loop.run_dir)}`" if (loop.run_dir / LAST).exists() else "run it again"
+        rounds = counted(len(loop.history), "round")
+        return UnsavedError(
+            f"The run has ended after {rounds}, but not all of it could be saved ({files}).", f"Make room, and {how}."
+        )
+
+    error: UnsavedError | None = on_rank_zero(loop.fabric, find)
+    return error
+
+
 def leave_if_told(loop: FederatedLoop) -> None:
     """After a round that a signal has made the last: end the process, or raise KeyboardInterrupt."""
     if loop.run.stop_signal is not None:
+        if (error := unsaved(loop)) is not None:
+            rank_zero_warn(str(error))
         leave(loop.fabric, loop.run.stop_signal, len(loop.history), resume_command(loop.run_dir))
 
 

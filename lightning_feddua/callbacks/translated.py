@@ -132,6 +132,13 @@ class RoundCheckpoint(_Published, Checkpoint):
         name: str = self.callback.format_checkpoint_name(metrics, default)
         return str(Path(name).absolute()) if self.callback.dirpath is not None else name
 
+    def _is_own(self, name: Any) -> bool:
+        dirpath = self.callback.dirpath
+        if not self._named or not isinstance(name, str) or not name.endswith(".ckpt"):
+            return super()._is_own(name)
+        inside = Path(name) if dirpath is None else Path(name).relative_to(Path(dirpath).absolute())
+        return not inside.is_absolute() and ".." not in inside.parts
+
     def _publish(self) -> None:
         callback, score = self.callback, self.best_model_score
         callback.best_model_path, callback.last_model_path = self.best_model_path, self.last_model_path

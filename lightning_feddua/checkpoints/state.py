@@ -16,15 +16,12 @@ from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lightning_feddua._private import hparams_name, metadata_of, set_metadata
-from lightning_feddua.certificates.certificate import check_state
-from lightning_feddua.checkpoints.files import AVERAGED, FEDERATED, FORMAT, Found
-from lightning_feddua.checkpoints.identity import check_identity
-from lightning_feddua.checkpoints.loggers import logger_positions, resume_loggers
+from lightning_feddua.checkpoints.files import AVERAGED, FEDERATED, FORMAT
+from lightning_feddua.checkpoints.loggers import logger_positions
 from lightning_feddua.errors import ConfigurationError
-from lightning_feddua.host.kept_metrics import load_metric_states, metric_states
+from lightning_feddua.host.kept_metrics import metric_states
 
 if TYPE_CHECKING:
-    from lightning_feddua.host.federation import Federation
     from lightning_feddua.loop import FederatedLoop
 
 _SAFE = (bool, int, float, str, bytes, type(None), Tensor, torch.dtype, torch.device, torch.Size)
@@ -57,17 +54,21 @@ def _federated_state(loop: FederatedLoop) -> dict[str, Any]:
     assert federation is not None
     # The module's parameters are windows on one vector, so that these weights take no room of their own in the file.
     own_precision = federation.parameters.vector.dtype == run.known_weights.dtype
+    weights = federation.parameters.vector if own_precision else run.known_weights
+    layout = federation.parameters.layout(federation.module)
     return {
         "format": FORMAT,
         "identity": loop.identity,
         "engine": loop.backend.engine_name,
         **run.state_dict(),
-        "weights": federation.parameters.vector if own_precision else run.known_weights,
+        "history": run.history_text.encode(run.history, lambda row: _plain(row, "history")),
+        "weights": layout.views(weights),
+        "average": None if run.average is None else layout.views(run.average),
         # All of them; a state dict leaves out those that are not persistent.
         "buffers": dict(federation.module.named_buffers()),
         "moving": federation.buffers.parameter_names,
         "metrics": metric_states(federation.module),
-        "parts": {name: part.state_dict() for name, part in _parts(loop).items()},
+        "parts": {name: part.state_dict() for name, part in parts_of(loop).items()},
         "loggers": logger_positions(loop.fabric),
     }
 
@@ -116,57 +117,9 @@ def module_checkpoint(module: LightningModule, epoch: int, global_step: int) -> 
     return {key: _plain(value, key) for key, value in checkpoint.items()}
 
 
-def restore(loop: FederatedLoop, federation: Federation, found: Found) -> None:
-    """Bring a run to the state of a checkpoint, or say in one sentence what keeps it from there."""
-    state, run = found.state, loop.run
-    check_identity(state["identity"], loop.identity, found.path, federation)
-    rounds = len(state["history"])
-    if rounds > loop.max_rounds:
-        raise ConfigurationError(
-            f"The checkpoint `{found.path}` has {rounds} rounds, more than `max_rounds={loop.max_rounds}`.",
-            "Ask for as many rounds at least, or start afresh.",
-        )
-    federation.view.ckpt_path = str(found.path)
-    federation.module.on_load_checkpoint(found.checkpoint)
-    federation.load(found.checkpoint["state_dict"], state["buffers"])
-    # A checkpoint of an earlier version does not say which.
-    if "moving" in state:
-        federation.let_move(state["moving"])
-    load_metric_states(federation.module, state.get("metrics", {}))
-    federation.callbacks.load_state_dict(found.checkpoint)
-    _check_order(federation, state, found)
-    run.load_state_dict(state)
-    run.round = rounds
-    federation.restore(run.known_weights)
-    parts = _parts(loop)
-    for name, part in parts.items():
-        if name in state["parts"]:
-            part.load_state_dict(state["parts"][name])
-    check_state(loop, federation, found.path)
-    if "update_changes" in state:
-        seeing = loop._hooks.owners("on_aggregate_end", until=loop.server)
-        run.update_changes.load_state_dict(state["update_changes"], seeing)
-    for name in state["parts"].keys() - parts.keys():
-        # The package's own callbacks report on a run, and do not steer it.
-        if state["parts"][name] and not name.startswith(__name__.partition(".")[0]):
-            rank_zero_warn(f"The checkpoint `{found.path}` has a state of `{name}`, which this run does not have.")
-    resume_loggers(loop.fabric, state["loggers"] if found.run_dir is not None else [])
-
-
-def _check_order(federation: Federation, state: dict[str, Any], found: Found) -> None:
-    """One clear error where a checkpoint that does not say so has its weights in another memory format."""
-    vector, saved = federation.parameters.vector, state["weights"]
-    known = "channels_last" in state["identity"]["settings"]
-    if not known and not torch.equal(vector.cpu(), saved.to(vector.dtype)):
-        raise ConfigurationError(
-            f"The checkpoint `{found.path}` belongs to another run: its weights have another memory format.",
-            "Resume with the `channels_last` that it was saved with, or start afresh.",
-        )
-
-
 def results_of(loop: FederatedLoop) -> dict[str, Any]:
     """The states of a run's parts after a fit, but for what clients keep, for the parent of forked ranks."""
-    parts = {name: part for name, part in _parts(loop).items() if part is not loop.backend}
+    parts = {name: part for name, part in parts_of(loop).items() if part is not loop.backend}
     found = {}
     for name, part in parts.items():
         # A callback of Lightning's may have a state that cannot be brought home.
@@ -177,12 +130,12 @@ def results_of(loop: FederatedLoop) -> dict[str, Any]:
 
 def take_results(loop: FederatedLoop, states: dict[str, Any]) -> None:
     """Give a loop the states that :func:`results_of` has found elsewhere."""
-    for name, part in _parts(loop).items():
+    for name, part in parts_of(loop).items():
         if name in states:
             getattr(part, "owner", part).load_state_dict(states[name])
 
 
-def _parts(loop: FederatedLoop) -> dict[str, Any]:
+def parts_of(loop: FederatedLoop) -> dict[str, Any]:
     """The objects of a run that have a state of their own, by name."""
     parts: dict[str, Any] = {"server": loop.server, "client": loop.client, "client states": loop.backend}
     if loop._federation is not None:

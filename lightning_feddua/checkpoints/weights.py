@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_feddua._private import metadata_of, set_metadata
-from lightning_feddua.aggregation.collectives import on_rank_zero
+from lightning_feddua.checkpoints.exchange import read_on_rank_zero
 from lightning_feddua.checkpoints.files import AVERAGED, FEDERATED, find_last, read_checkpoint
 from lightning_feddua.errors import ConfigurationError
 from lightning_feddua.host.federation import Federation
@@ -26,7 +26,7 @@ def load_weights(federation: Federation, out_dir: Path, ckpt_path: str | Path, c
             ``"best"``, the best one by the ``monitor`` of a ``Checkpoint``.
         callbacks: of the loop; one of them may know the best file.
     """
-    checkpoint = on_rank_zero(federation.fabric, _read, out_dir, ckpt_path, callbacks)
+    checkpoint = read_on_rank_zero(federation.fabric, _read, out_dir, ckpt_path, callbacks)
     if AVERAGED in checkpoint and FEDERATED in checkpoint:
         metadata = metadata_of(checkpoint["state_dict"])
         checkpoint["state_dict"] = OrderedDict(checkpoint[AVERAGED])

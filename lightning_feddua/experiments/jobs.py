@@ -29,9 +29,10 @@ from lightning_feddua.errors import ConfigurationError, DivergenceError
 from lightning_feddua.experiments.job_process import Lifeline, check_can_fork, end, lifeline, start
 from lightning_feddua.experiments.live_display import LiveDisplay, RunProgress
 from lightning_feddua.experiments.results import FINISHED_FILE, JOB_FILE, read_json
-from lightning_feddua.files import locked, whole_file
+from lightning_feddua.files import whole_file
 from lightning_feddua.launch.fabric import leave_process_group
 from lightning_feddua.launch.run_folders import newest_version
+from lightning_feddua.locks import locked
 from lightning_feddua.metric_names import CERTIFICATE
 
 LOG_FILE = "log.txt"

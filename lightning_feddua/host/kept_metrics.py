@@ -52,6 +52,9 @@ def load_metric_states(module: nn.Module, saved: dict[str, dict[str, Any]]) -> N
 
 def _load(metric: Metric, saved: dict[str, Any]) -> None:
     metric.reset()
+    known = {*metric.metric_state, *vars(metric)}
+    if strangers := [name for name in (*saved["states"], *saved["attributes"]) if name not in known]:
+        raise ValueError(f"a metric has no `{strangers[0]!r:.100}`")
     for name, value in {**saved["states"], **saved["attributes"]}.items():
         # Checkpoints are read to the CPU. Some metrics collect their samples there anyway.
         device = torch.device("cpu") if metric.compute_on_cpu and isinstance(value, list) else metric.device

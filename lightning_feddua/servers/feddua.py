@@ -291,6 +291,9 @@ class FedDuAServer(Server):
                 f"The saved server state belongs to `{state['rule']}`, and this is `{type(self).__name__}`.",
                 "Resume with the same server rule, or start afresh.",
             )
+        kept = {name for name, is_kept in (("s", self._accumulate), ("v", self.beta1)) if is_kept}
+        if state["rounds"] and {"s", "v"} & {*state} != kept:
+            raise ValueError("a vector of the server is missing, or one too many is there")
         self._s = None if "s" not in state else state["s"].clone()
         self._v = None if "v" not in state else state["v"].clone()
         self._m = float(state["m"])

@@ -15,7 +15,7 @@ from lightning_feddua import ConfigurationError, FedAvg, FedDuAdam
 from lightning_feddua.callbacks import Checkpoint, EarlyStopping
 from lightning_feddua.checkpoints.files import read
 from tests.callbacks.test_early_stopping import Scores
-from tests.checkpoints.checkpointed_runs import Scheduled, assert_same, clients, fit, make, rows
+from tests.checkpoints.checkpointed_runs import Scheduled, assert_same, clients, fit, make, rewrite, rows
 from tests.modules import Classifier, classification
 from tests.trainers import quiet_trainer
 
@@ -191,13 +191,15 @@ def test_a_checkpoint_from_before_still_loads(make_loop, tmp_path):
     first = make_loop(server=FedDuAdam(), max_rounds=2, checkpoint_every=1)
     fit(first)
     path = first.run_dir / "last.ckpt"
-    checkpoint = torch.load(path, weights_only=True)
-    del checkpoint["callbacks"]
-    checkpoint["federated"]["parts"]["lightning_feddua.callbacks.checkpoint.Checkpoint 0"] = {
-        "monitor": None,
-        "mode": "min",
-        "scores": {"round-0001.ckpt": -1, "round-0002.ckpt": -2},
-    }
-    torch.save(checkpoint, path)
+
+    def older(checkpoint):
+        del checkpoint["callbacks"]
+        checkpoint["federated"]["parts"]["lightning_feddua.callbacks.checkpoint.Checkpoint 0"] = {
+            "monitor": None,
+            "mode": "min",
+            "scores": {"round-0001.ckpt": -1, "round-0002.ckpt": -2},
+        }
+
+    rewrite(path, older)
     expected = fit(make_loop(server=FedDuAdam(), out_dir=tmp_path / "whole"), None, clients())
     assert_same(fit(make_loop(server=FedDuAdam(), checkpoint_every=1), ckpt_path="last"), expected)

@@ -9,6 +9,7 @@ from torch.utils.data import TensorDataset
 from lightning_feddua import FedAvg, FedDuAdam, FederatedCallback, FederatedDataModule, FederatedLoop, FedProx, Scaffold
 from lightning_feddua.certificates.certificate import PARTS, differing
 from lightning_feddua.errors import RankError
+from tests.checkpoints.checkpointed_runs import rewrite
 from tests.forked_ranks import ForkedRanks
 from tests.modules import Classifier, classification
 
@@ -122,9 +123,7 @@ def test_a_certificate_tells_what_differs(tmp_path):
 def test_a_state_that_was_changed_is_not_resumed(tmp_path):
     fit(tmp_path)
     path = tmp_path / "version_0/last.ckpt"
-    checkpoint = torch.load(path, weights_only=True)
-    checkpoint["federated"]["parts"]["server"]["s"][5] *= 1 + 1e-6
-    torch.save(checkpoint, path)
+    rewrite(path, lambda checkpoint: checkpoint["federated"]["parts"]["server"]["s"][5:6].mul_(1 + 1e-6))
     with pytest.raises(ValueError, match=r"last\.ckpt` is not what round 2 has left: other server's state\. Resume"):
         resume(tmp_path, path)
 

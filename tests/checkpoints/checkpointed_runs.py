@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from lightning_feddua import FederatedDataModule, FederatedLoop
+from lightning_feddua.checkpoints.files import write
+from lightning_feddua.history import decode
 from tests.modules import Classifier, classification
 
 
@@ -65,6 +67,27 @@ def assert_same(model, other):
         strict=True,
     ):
         assert torch.equal(a, b), name
+
+
+def rewrite(path, change):
+    """Change what is in a checkpoint, digest and all, as whoever knows the format can."""
+    checkpoint = torch.load(path, weights_only=True)
+    del checkpoint["federated"]["digest"]
+    change(checkpoint)
+    # It may be another name of the same file.
+    path.unlink()
+    write(checkpoint, path)
+
+
+def rewrite_in_format_1(path, change):
+    """Change what is in a checkpoint, and write it as versions before format 2 did."""
+    checkpoint = torch.load(path, weights_only=True)
+    state = checkpoint["federated"]
+    del state["digest"]
+    vectors = {name: torch.cat([part.flatten() for part in state[name].values()]) for name in ("weights", "average")}
+    state.update(vectors, format=1, history=decode(state["history"]))
+    change(checkpoint)
+    torch.save(checkpoint, path)
 
 
 def lines(path):

@@ -13,7 +13,7 @@ import yaml
 from lightning_feddua.cli import main
 from lightning_feddua.experiments import jobs
 from lightning_feddua.experiments.many_runs import _move_seeds
-from lightning_feddua.files import locked
+from lightning_feddua.locks import locked
 from tests.experiments.run_folders import started_command
 
 METHODS = ["FedAvg", "FedDuAdagrad", "FedDuAdam"]
