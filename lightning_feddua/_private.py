@@ -52,11 +52,6 @@ def version_of(tensor: Tensor) -> int:
     return tensor._version
 
 
-def versions_of(tensors: Sequence[Tensor]) -> list[int]:
-    """The same of many tensors."""
-    return [tensor._version for tensor in tensors]
-
-
 def recomputed_attributes(module: torch.nn.Module) -> list[str]:
     """The attributes that hooks of ``spectral_norm`` and the like compute anew before each forward pass."""
     names = [getattr(hook, "name", None) for hook in module._forward_pre_hooks.values()]
@@ -98,10 +93,19 @@ def in_place_of_the_world(group: Any) -> Iterator[None]:
         torch_c10d._update_default_pg(world)
 
 
-def end_workers(loader: Any) -> None:
-    """End the worker processes of a DataLoader, if it has started any."""
+def end_workers(loader: Any, at_once: bool = False) -> None:
+    """End the worker processes of a DataLoader, if it has started any; at once, whatever they are doing."""
     if loader._iterator is not None:
+        for worker in loader._iterator._workers if at_once else ():
+            worker.kill()
         loader._iterator._shutdown_workers()
+
+
+def forget_workers(loader: Any) -> None:
+    """Keep torch from raising an error in whatever this process does when a worker dies; the next batch tells, too."""
+    if loader._iterator._worker_pids_set:
+        torch._C._remove_worker_pids(id(loader._iterator))
+        loader._iterator._worker_pids_set = False
 
 
 def batches_read(value: object) -> int | None:
@@ -110,8 +114,6 @@ def batches_read(value: object) -> int | None:
 
 
 # What the compiler needs is imported where it is used: it costs more than all the rest of the package.
-
-
 def compile_session() -> AbstractContextManager[Any]:
     """What surrounds one compilation, so that nothing of it leaks into the next."""
     return torch.compiler._compile_session_context()
@@ -181,12 +183,8 @@ def process_group_backend(strategy: Any) -> str:
 TRAINER_RESULTS, STRATEGY_OPTIMIZERS = "_results", "_lightning_optimizers"
 # The parts of a Trainer that some modules reach into.
 TRAINER_CONNECTORS = (
-    "_data_connector",
-    "_accelerator_connector",
-    "_logger_connector",
-    "_callback_connector",
-    "_checkpoint_connector",
-    "_signal_connector",
+    *("_data_connector", "_accelerator_connector", "_logger_connector"),
+    *("_callback_connector", "_checkpoint_connector", "_signal_connector"),
 )
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from lightning import LightningModule
 from torch.utils.data import Dataset
 
 from lightning_feddua.aggregation.backend import Training
+from lightning_feddua.aggregation.collectives import barrier
 from lightning_feddua.aggregation.faults import check_history
 from lightning_feddua.aggregation.simulation import Simulation
 from lightning_feddua.aggregation.update import RoundUpdate
@@ -21,7 +23,14 @@ from lightning_feddua.argument_names import check_names
 from lightning_feddua.callbacks.defaults import all_callbacks, saves
 from lightning_feddua.callbacks.hooks import Hooks
 from lightning_feddua.callbacks.rescue import rescue
-from lightning_feddua.callbacks.stopping import has_all_rounds, leave_if_told, tell_why, unsaved
+from lightning_feddua.callbacks.stopping import (
+    agree_on_signals,
+    has_all_rounds,
+    heed_signals_of_save,
+    leave_if_told,
+    tell_why,
+    unsaved,
+)
 from lightning_feddua.checkpoints import Found, find_checkpoint, finish_loggers, restore, start_loggers
 from lightning_feddua.checkpoints.identity import agreed_digest, identity
 from lightning_feddua.clients import LocalTraining
@@ -30,6 +39,7 @@ from lightning_feddua.data.module import FederatedDataModule, as_datamodule
 from lightning_feddua.errors import ConfigurationError, UnsavedError
 from lightning_feddua.host.federation import Federation
 from lightning_feddua.host.sanity_check import sanity_check
+from lightning_feddua.launch.exits import ending
 from lightning_feddua.launch.fabric import make_fabric, precision_name
 from lightning_feddua.launch.launcher import Launcher
 from lightning_feddua.launch.preemption import Preemption
@@ -94,7 +104,8 @@ class FederatedLoop(LoopEvaluation):
         """Run all rounds. The model holds the final global weights afterwards.
 
         A run that saves itself heeds SIGTERM: it finishes the round, saves, and ends the process with code 143. So it
-        does on Ctrl-C, and raises KeyboardInterrupt; a second Ctrl-C ends it at once.
+        does on Ctrl-C, and raises KeyboardInterrupt; a second Ctrl-C ends it at once. Before the first round there is
+        nothing to save, and either ends all ranks as soon as they exchange something.
 
         Args:
             model: any LightningModule.
@@ -106,7 +117,17 @@ class FederatedLoop(LoopEvaluation):
         if (error := self._launch(self._fit, model, as_datamodule(datamodule), ckpt_path)) is not None:
             raise error
 
-    def _fit(
+    def _fit(self, *arguments: Any) -> UnsavedError | None:
+        fabric = self.fabric
+        self._preemption = Preemption(saves(self.callbacks), fabric.is_global_zero, partial(ending, fabric))
+        with self._preemption:
+            error = self._fit_saving(*arguments)
+            # What came after the last round's end is heeded by all ranks, too.
+            agree_on_signals(self)
+            leave_if_told(self)
+        return error
+
+    def _fit_saving(
         self, model: LightningModule, datamodule: FederatedDataModule, ckpt_path: str | Path | None
     ) -> UnsavedError | None:
         self.run = run = Run(self.out_dir)
@@ -122,7 +143,6 @@ class FederatedLoop(LoopEvaluation):
                 temporary_run_dir(self.fabric) if self.fast_dev_run else open_run_dir(self.fabric, self.out_dir, held)
             )
             run.folder = stack.enter_context(folder)
-            self._preemption = stack.enter_context(Preemption(saves(self.callbacks), self.fabric.is_global_zero))
             federation.view.received = lambda: self._preemption.requested
             start_loggers(self.fabric, federation, run)
             federation.view.run = run
@@ -131,8 +151,12 @@ class FederatedLoop(LoopEvaluation):
                 federation.callbacks.hook("on_fit_start")
                 if found is None and self.validate_every:
                     sanity_check(federation, self.num_sanity_val_steps, run.known_weights)
+                # Nobody begins a round who has yet to hear that another was told to end.
+                barrier(self.fabric)
+                self._preemption.wait_for_rounds(saves(self.callbacks))
                 for round in range(len(run.history), self.max_rounds):
                     self._run_round(round, federation)
+                    heed_signals_of_save(self)
                     if run.stop_reason is not None:
                         leave_if_told(self)
                         break

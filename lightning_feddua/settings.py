@@ -96,6 +96,8 @@ class RunSettings:
         on_client_error: what happens when a client raises an exception, or its update is not finite: ``"raise"`` ends
             the run, on all ranks, with a :class:`ClientError`; ``"skip"`` warns, and leaves it out of the round. After
             three rounds in a row in which all clients failed the run ends in any case.
+        client_timeout: seconds after which a client that still trains or reads its data is interrupted, and tried once
+            more, with new worker processes; then it counts as one that fails. Who is slow may differ from run to run.
         max_update_norm: the largest norm of a client's update, to which longer ones are clipped, in the mean and in
             FedDuA's norms alike; None for no clipping.
         transforms: change the clients' updates before they are summed, or the round's update after that.
@@ -151,6 +153,7 @@ class RunSettings:
     lanes: int | None = argument(8, whole(1))
     client_states: Literal["memory", "disk"] = argument("memory", one_of("memory", "disk"), decides=False)
     on_client_error: Literal["raise", "skip"] = argument("raise", one_of("raise", "skip"), decides=False)
+    client_timeout: float | None = argument(None, partial(check_positive, finite=True), decides=False)
     max_update_norm: float | None = argument(None, check_positive)
     transforms: list[UpdateTransform] | None = argument(None, each_instance_of(UpdateTransform))
     validate_every: int = argument(1, whole(0), decides=False)
@@ -224,7 +227,8 @@ class RunSettings:
         value, algorithm = self.gradient_clip_val, self.gradient_clip_algorithm or "norm"
         clip = None if value is None else Clipping(value, algorithm)
         limit, accumulate = self.limit_train_batches, self.accumulate_grad_batches
-        return LocalWork(self.local_steps, self.local_epochs, batch_size, clip, accumulate, limit, drop_last)
+        rest = limit, drop_last, self.client_timeout
+        return LocalWork(self.local_steps, self.local_epochs, batch_size, clip, accumulate, *rest)
 
     def of_trainer(self) -> dict[str, Any]:
         """What Trainer has under the same names, as Trainer has it; and the number of rounds."""

@@ -5,12 +5,13 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 from torch._inductor.utils import fresh_cache
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from lightning_feddua import _private
 
@@ -42,12 +43,6 @@ def test_a_version_grows_with_changes_in_place_through_views():
     assert _private.version_of(tensor) == before
     tensor[:2].add_(1)
     assert _private.version_of(tensor) > before
-
-
-def test_versions_of_many_tensors():
-    tensors = [torch.zeros(1), torch.zeros(1)]
-    tensors[1].add_(1)
-    assert _private.versions_of(tensors) == [_private.version_of(tensor) for tensor in tensors] == [0, 1]
 
 
 def test_hooks_before_a_forward_pass_name_the_attribute_that_they_compute():
@@ -165,6 +160,32 @@ def test_the_workers_of_a_loader_are_ended():
     assert len(started) == 1
     _private.end_workers(loader)
     assert not any(process.is_alive() for process in started)
+
+
+class Sleeping(Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        time.sleep(100 if index else 0)
+        return index
+
+
+def test_workers_are_ended_at_once_and_forgotten():
+    loader = DataLoader(Sleeping(), batch_size=None, num_workers=1, persistent_workers=True)
+    before = set(multiprocessing.active_children())
+    batches = iter(loader)
+    next(batches)
+    (worker,) = set(multiprocessing.active_children()) - before
+    _private.forget_workers(loader)
+    _private.forget_workers(loader)
+    # Torch would raise an error here, or a little later.
+    worker.kill()
+    worker.join()
+    time.sleep(0.05)
+    start = time.monotonic()
+    _private.end_workers(loader, at_once=True)
+    assert time.monotonic() - start < 3
 
 
 def test_an_iterator_of_a_loader_counts_its_batches():

@@ -9,8 +9,12 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
+from lightning_feddua.aggregation.collectives import pass_on
 from lightning_feddua.aggregation.disk_rows import DiskRows
 from lightning_feddua.certificates.fingerprint import fingerprint
+
+# How many clients' vectors are on their way to rank 0 at a time.
+_AT_ONCE = 64
 
 
 class ClientStates:
@@ -64,6 +68,10 @@ class ClientStates:
         # What is read from the disk is a copy already.
         return row.to(self._fabric.device, copy=not self._on_disk)
 
+    def _empty(self) -> Tensor:
+        """Memory for what arrives."""
+        return torch.empty(self._shape, dtype=self._dtype, device=self._fabric.device)
+
     def put(self, client: int, vectors: Tensor) -> None:
         """Keep a client's vectors."""
         row = vectors.detach().to("cpu", self._dtype)
@@ -82,43 +90,37 @@ class ClientStates:
         if not self.names:
             return
         own = self._fabric.global_rank
-        sent, arrivals, pending = [], [], []
+        moves, sent, arrivals = 0, [], []
         for rank, hand in enumerate(hands):
             for client in hand:
                 holder = self._holders.get(client, rank)
                 self._holders[client] = rank
                 if holder == rank:
                     continue
+                moves += 1
                 if holder == own:
-                    vectors = self.get(client)
-                    pending.append(torch.distributed.isend(vectors, rank))
-                    # Kept until it has been sent.
-                    sent.append((client, vectors))
+                    sent.append((client, self.get(client), rank))
                 elif rank == own:
-                    vectors = torch.empty(self._shape, dtype=self._dtype, device=self._fabric.device)
-                    pending.append(torch.distributed.irecv(vectors, holder))
-                    arrivals.append((client, vectors))
-        for work in pending:
-            if work is not None:
-                work.wait()
-        for client, _ in sent:
+                    arrivals.append((client, self._empty(), holder))
+        if moves:
+            pass_on(self._fabric, [each[1:] for each in sent], [each[1:] for each in arrivals])
+        for client, *_ in sent:
             # A client that failed whenever it took part has none.
             self._rows.pop(client, None)
             self._fingerprints.pop(client, None)
-        for client, vectors in arrivals:
+        for client, vectors, _ in arrivals:
             self.put(client, vectors)
 
     def state_dict(self) -> dict[str, Any]:
         """All clients' vectors on rank 0, those that a rank holds on others; a collective."""
         own, arrived = self._fabric.global_rank, self._new_rows()
-        for client, holder in sorted(self._holders.items()):
-            if holder == 0:
-                continue
-            if own == holder:
-                torch.distributed.send(self.get(client), 0)
-            elif own == 0:
-                vectors = torch.empty(self._shape, dtype=self._dtype, device=self._fabric.device)
-                torch.distributed.recv(vectors, holder)
+        away = [(client, holder) for client, holder in sorted(self._holders.items()) if holder != 0]
+        for start in range(0, len(away), _AT_ONCE):
+            some = away[start : start + _AT_ONCE]
+            sent = [(self.get(client), 0) for client, holder in some if holder == own]
+            received = [(client, self._empty(), holder) for client, holder in some] if own == 0 else []
+            pass_on(self._fabric, sent, [each[1:] for each in received])
+            for client, vectors, _ in received:
                 arrived[client] = vectors.cpu()
         rows = [kept.mapped() if isinstance(kept, DiskRows) else kept for kept in (self._rows, arrived)]
         return {"names": list(self.names), "rows": {**rows[0], **rows[1]}}

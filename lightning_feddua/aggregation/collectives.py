@@ -1,37 +1,40 @@
-"""What ranks exchange, and who is missing when an exchange fails."""
+"""What ranks exchange. Every collective of the package is here, so that none waits for a rank without naming it."""
 
 from __future__ import annotations
 
-import os
-import threading
+import pickle
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor
+from torchmetrics import Metric
 
-from lightning_feddua._private import default_store, process_group_timeout
+from lightning_feddua.aggregation.presence import exchange, patience, wait
 from lightning_feddua.errors import ConfigurationError, RankError
 
-# Under this prefix each rank writes into the process group's store how many exchanges it has come to.
-_PREFIX = "lightning_feddua/arrivals/"
-# Seconds that the store has to answer: its own process may be the one that hangs.
-_STORE_SECONDS = 5.0
 # What a device is asked for to pass on a tensor of any size.
 _PIECE_ELEMENTS = 1 << 24
-_arrivals = 0
+# What a Fabric's strategy exchanges for the callbacks of a user.
+_OF_STRATEGY = ("barrier", "broadcast", "all_reduce", "all_gather")
 # The name that torch has given it in 2.13, and the one before.
-_gather_into = getattr(torch.distributed, "all_gather_single", torch.distributed.all_gather_into_tensor)
+_GATHER_INTO = "all_gather_single" if hasattr(torch.distributed, "all_gather_single") else "all_gather_into_tensor"
 
 
 def all_reduce_sum(fabric: Fabric, tensor: Tensor) -> None:
     """Sum a tensor over ranks, in place. Fabric's own would add a barrier to each."""
     if fabric.world_size > 1:
-        with named_absence(fabric):
-            _wait(fabric, torch.distributed.all_reduce(tensor, async_op=True))
+        with exchange(fabric):
+            wait(fabric, torch.distributed.all_reduce(tensor, async_op=True))
+
+
+def barrier(fabric: Fabric) -> None:
+    """Wait for all ranks."""
+    all_reduce_sum(fabric, torch.zeros(1, device=fabric.device))
 
 
 def all_to_all(fabric: Fabric, arrived: Tensor, rows: Tensor, counts: Sequence[int]) -> None:
@@ -44,33 +47,93 @@ def all_to_all(fabric: Fabric, arrived: Tensor, rows: Tensor, counts: Sequence[i
         counts: how many rows each rank sends to each.
     """
     ranks = len(counts)
-    with named_absence(fabric):
+    with exchange(fabric):
         sent = [len(rows) // ranks] * ranks
-        _wait(fabric, torch.distributed.all_to_all_single(arrived, rows, list(counts), sent, async_op=True))
+        wait(fabric, torch.distributed.all_to_all_single(arrived, rows, list(counts), sent, async_op=True))
 
 
 def all_gather(fabric: Fabric, gathered: Tensor, vector: Tensor) -> None:
     """Collect the vectors of several ranks, which have one length, in rank order."""
-    with named_absence(fabric):
-        _wait(fabric, _gather_into(gathered, vector, async_op=True))
+    with exchange(fabric):
+        wait(fabric, getattr(torch.distributed, _GATHER_INTO)(gathered, vector, async_op=True))
+
+
+def broadcast_tensors(fabric: Fabric, tensors: Iterable[Tensor]) -> None:
+    """Give every rank the values that tensors have on rank 0."""
+    if fabric.world_size > 1:
+        with exchange(fabric):
+            for tensor in tensors:
+                wait(fabric, torch.distributed.broadcast(tensor, src=0, async_op=True))
 
 
 def gather_objects(fabric: Fabric, value: Any) -> list[Any]:
     """The value of each rank, in rank order, on every rank."""
-    if fabric.world_size == 1:
+    ranks = fabric.world_size
+    if ranks == 1:
         return [value]
-    gathered: list[Any] = [None] * fabric.world_size
-    with named_absence(fabric):
-        torch.distributed.all_gather_object(gathered, value)
-    return gathered
+    own = _pickled(fabric, value)
+    sizes = torch.empty(ranks, dtype=torch.int64, device=fabric.device)
+    all_gather(fabric, sizes, torch.tensor([len(own)], device=fabric.device))
+    longest = int(sizes.max())
+    gathered = own.new_empty(ranks * longest)
+    all_gather(fabric, gathered, torch.nn.functional.pad(own, (0, longest - len(own))))
+    return [_unpickled(row[:size]) for row, size in zip(gathered.view(ranks, -1), sizes.tolist(), strict=True)]
 
 
 def broadcast_object(fabric: Fabric, value: Any) -> Any:
     """Rank 0's value, on every rank."""
     if fabric.world_size == 1:
         return value
-    with named_absence(fabric):
-        return fabric.broadcast(value)
+    own = _pickled(fabric, value if fabric.global_rank == 0 else None)
+    size = torch.tensor([len(own)], device=fabric.device)
+    broadcast_tensors(fabric, [size])
+    content = own if fabric.global_rank == 0 else own.new_empty(int(size))
+    broadcast_tensors(fabric, [content])
+    return value if fabric.global_rank == 0 else _unpickled(content)
+
+
+def pass_on(fabric: Fabric, sent: Iterable[tuple[Tensor, int]], received: Iterable[tuple[Tensor, int]]) -> None:
+    """Send tensors to single ranks, and receive others. A collective, also for ranks that do neither.
+
+    Args:
+        fabric: for the collective.
+        sent: each with the rank that it goes to.
+        received: each with the rank that it comes from; written to.
+    """
+    with _all_here(fabric):
+        works = [torch.distributed.isend(tensor, rank) for tensor, rank in sent]
+        works += [torch.distributed.irecv(tensor, rank) for tensor, rank in received]
+        for work in works:
+            assert work is not None
+            work.wait(patience(fabric))
+
+
+def compute_together(fabric: Fabric, metric: Metric) -> Any:
+    """The value of a metric that all ranks have updated."""
+    with _all_here(fabric):
+        return metric.compute()
+
+
+def guard(fabric: Fabric) -> None:
+    """Name absent ranks in the collectives of Fabric itself, too, which callbacks may use."""
+    for name in _OF_STRATEGY:
+        setattr(fabric.strategy, name, _guarded(fabric, getattr(fabric.strategy, name)))
+
+
+def _guarded(fabric: Fabric, method: Callable[..., Any]) -> Callable[..., Any]:
+    if getattr(method, "names_absent_ranks", False):
+        # A strategy that several loops use.
+        return method
+
+    @wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if fabric.world_size == 1 or torch.distributed.get_world_size() == 1:
+            return method(*args, **kwargs)
+        with _all_here(fabric):
+            return method(*args, **kwargs)
+
+    call.names_absent_ranks = True  # type: ignore[attr-defined]
+    return call
 
 
 def broadcast_tensor(fabric: Fabric, tensor: Tensor) -> None:
@@ -79,73 +142,25 @@ def broadcast_tensor(fabric: Fabric, tensor: Tensor) -> None:
         return
     for piece in tensor.view(-1).split(_PIECE_ELEMENTS):
         moved = piece.to(fabric.device)
-        with named_absence(fabric):
-            _wait(fabric, torch.distributed.broadcast(moved, 0, async_op=True))
+        broadcast_tensors(fabric, [moved])
         if moved is not piece:
             piece.copy_(moved)
 
 
 @contextmanager
-def named_absence(fabric: Fabric) -> Iterator[None]:
-    """Around an exchange that every rank takes part in: one that fails names the ranks that have not come to it.
-
-    Raises:
-        RankError: a rank has ended, or has not come within the process group's timeout.
-    """
-    global _arrivals
-    _arrivals += 1
-    own = _arrivals
-    store = default_store()
-    store.set(f"{_PREFIX}{fabric.global_rank}", str(own))
-    try:
+def _all_here(fabric: Fabric) -> Iterator[None]:
+    """Around a collective that can only be waited for to its end: it begins when all ranks have come."""
+    barrier(fabric)
+    with exchange(fabric):
         yield
-    except RuntimeError as error:
-        problem = " ".join(str(error).split()).rstrip(".")
-        raise RankError(f"{_absence(fabric, store, own)} (rank {fabric.global_rank} was told: {problem}).") from error
 
 
-def uses_store_of_torchrun() -> bool:
-    """Whether the process group's store is not with rank 0."""
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+def _pickled(fabric: Fabric, value: Any) -> Tensor:
+    return torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8).to(fabric.device)
 
 
-def _wait(fabric: Fabric, work: Any) -> None:
-    # With its timeout given, NCCL, too, waits here and raises, instead of ending the process from a thread.
-    work.wait(process_group_timeout(fabric.strategy) or torch.distributed.default_pg_timeout)
-
-
-def _absence(fabric: Fabric, store: Any, own: int) -> str:
-    others = [rank for rank in range(fabric.world_size) if rank != fabric.global_rank]
-    known = _within(_STORE_SECONDS, lambda: {rank: _arrived(store, rank) for rank in others})
-    if known is None:
-        keeper = "torchrun" if uses_store_of_torchrun() else "Rank 0"
-        return f"{keeper}, which keeps the ranks together, does not answer"
-    missing = [rank for rank, count in known.items() if count < own]
-    if not missing:
-        return "An exchange between ranks failed although all have come to it"
-    names = f"Rank {missing[0]} has" if len(missing) == 1 else f"Ranks {', '.join(map(str, missing))} have"
-    return f"{names} ended, or not come to an exchange within the loop's `timeout`"
-
-
-def _arrived(store: Any, rank: int) -> int:
-    key = f"{_PREFIX}{rank}"
-    return int(store.get(key)) if store.check([key]) else 0
-
-
-def _within(seconds: float, function: Callable[[], Any]) -> Any:
-    """What a function returns, or None if that takes too long or fails."""
-    results: list[Any] = []
-
-    def run() -> None:
-        try:
-            results.append(function())
-        except Exception:
-            results.append(None)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return results[0] if results else None
+def _unpickled(content: Tensor) -> Any:
+    return pickle.loads(content.cpu().numpy().data)
 
 
 def on_local_rank_zero(fabric: Fabric, function: Callable[[], Any]) -> None:

@@ -6,6 +6,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from lightning_feddua.aggregation.collectives import gather_objects
 from lightning_feddua.aggregation.update import ClientUpdate
 from lightning_feddua.engines.base import Client, GlobalState
+from lightning_feddua.engines.time_limit import tried_twice
 from lightning_feddua.errors import ClientError, ConfigurationError, DivergenceError, RankError, RemoteTraceback
 from lightning_feddua.vectors import squared_norm
 
@@ -94,13 +96,16 @@ class ClientFaults:
         """
         stage = "the gradient of all its data"
         for client in clients:
+            if self.error is not None:
+                return
             try:
-                gradient = of_client(client, state)
+                gradient = tried_twice(partial(of_client, client, state), state.work.timeout, client.name)
             except Exception as exception:
                 self._note(ClientError(client.name, state.round, stage, exception))
                 continue
-            if self._skips and not squared_norm(gradient).isfinite():
-                self._note(ClientError(client.name, state.round, stage, _NOT_FINITE))
+            # In a mean, it would be the fault of all.
+            if not squared_norm(gradient).isfinite():
+                self._note(DivergenceError(client.name, state.round, stage, _NOT_FINITE))
                 continue
             yield gradient, client.weight, client.lane
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from lightning_feddua.aggregation.backend import Backend, Training
@@ -19,6 +20,7 @@ from lightning_feddua.clients import LocalTraining
 from lightning_feddua.engines.base import AUTO, Client, ClientEvents, Engine, GlobalState, LocalWork
 from lightning_feddua.engines.rehearsal import rehearse
 from lightning_feddua.engines.sequential import SequentialEngine
+from lightning_feddua.engines.time_limit import check_time_limit, tried_twice
 from lightning_feddua.engines.trial import choose_engine
 from lightning_feddua.engines.trial import known_engine as resumed_engine
 from lightning_feddua.engines.vectorized import VectorizedEngine
@@ -41,6 +43,7 @@ class Simulation(Backend):
         self._settings, self._weights = training.settings, training.weights
         self._fabric = fabric = training.federation.fabric
         self._work = self._federation.work
+        check_time_limit(self._settings.client_timeout)
         size, dtype = self._weights.numel(), self._weights.dtype
         self.states = ClientStates(fabric, self._algorithm.client_state, size, dtype, self._settings.client_states)
         population = len(self._federation.client_ids)
@@ -217,7 +220,8 @@ class Simulation(Backend):
             index = cohort[position]
             name = str(federation.client_ids[index])
             try:
-                clients.append(self._client(position, index, lane))
+                make = partial(self._client, position, index, lane)
+                clients.append(tried_twice(make, self._work.timeout, name))
             except Exception as exception:
                 faults.fail(name, round, "the reading of its data", exception)
         return clients
@@ -226,7 +230,8 @@ class Simulation(Backend):
         """The clients of a cohort in order, but for those whose data cannot be had."""
         for position, index in enumerate(cohort):
             try:
-                client = self._client(position, index, 0)
+                name = str(self._federation.client_ids[index])
+                client = tried_twice(partial(self._client, position, index, 0), self._work.timeout, name)
             except Exception:
                 continue
             yield client

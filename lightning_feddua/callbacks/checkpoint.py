@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
+from lightning_feddua.aggregation.collectives import broadcast_object, on_rank_zero
 from lightning_feddua.callbacks.base import FederatedCallback
-from lightning_feddua.callbacks.monitored import check_mode, check_monitor, column_of, monitored
+from lightning_feddua.callbacks.monitored import check_mode, check_monitor, column_of, kept_with, monitored
 from lightning_feddua.checkpoints.files import LAST, round_name, write_all
 from lightning_feddua.checkpoints.state import capture
 from lightning_feddua.errors import ConfigurationError
@@ -116,7 +117,7 @@ class Checkpoint(FederatedCallback):
         self._folder, self._saved, self._saved_last, self._validated = loop.run_dir, None, None, False
         self._outdone, self._lost = set(), {}
         exists = {name for name in (*self._scores, self._last or "") if name and (loop.run_dir / name).exists()}
-        exists = loop.fabric.broadcast(exists)
+        exists = broadcast_object(loop.fabric, exists)
         self._scores = {name: score for name, score in self._scores.items() if name in exists}
         self._last = self._last if self._last in exists else None
         capture(loop, {False}, lenient=self.every is None)
@@ -156,6 +157,10 @@ class Checkpoint(FederatedCallback):
     def saved_rounds(self) -> int | None:
         """After how many rounds ``last.ckpt`` was saved in this fit; None if it was not."""
         return self._saved_last
+
+    def saved_now(self, rounds: int) -> bool:
+        """Whether something was saved after so many rounds."""
+        return self._saved == rounds
 
     def save_last_round(self, loop: FederatedLoop) -> None:
         """Save the state after the last whole round, unless it is; for a run that ends in the middle of the next."""
@@ -228,7 +233,7 @@ class Checkpoint(FederatedCallback):
         name = self.file_name(loop, rounds)
         before, last_before = self._scores, self._last
         if candidate:
-            self._scores = self._choose(name, loop, rounds)
+            self._scores = kept_with(self._scores, name, self._score(loop, rounds), self.save_top_k)
         kept = candidate and name in self._scores
         self._last = LAST if last else name if kept else self._last
         # The round's own first: at no instant does `last.ckpt` name a file that is not there.
@@ -236,7 +241,7 @@ class Checkpoint(FederatedCallback):
         contents = capture(loop, set(chosen.values()), lenient=self.every is None)
         files = {file: contents[iterate] for file, iterate in chosen.items()}
         # Rank 0 alone knows whether it has worked.
-        if loop.fabric.broadcast(loop.fabric.is_global_zero and self._write(loop, files, rounds)):
+        if on_rank_zero(loop.fabric, self._write, loop, files, rounds):
             self._saved, self._saved_last = rounds, rounds if last else self._saved_last
             self._outdone |= before.keys() - self._scores.keys()
             if last or not self._saves_last:
@@ -282,19 +287,9 @@ class Checkpoint(FederatedCallback):
         """What a file is, as a later one may make up for it."""
         return LAST if name == LAST or self.monitor is None else f"the best round by {self.monitor}"
 
-    def _choose(self, name: str, loop: FederatedLoop, rounds: int) -> dict[str, float]:
-        """Enter a file into the competition, and return the scores of those that keep their place."""
+    def _score(self, loop: FederatedLoop, rounds: int) -> float:
+        """Of the last round; the smaller the better."""
         if self.monitor is None:
-            score = -float(rounds)
-        else:
-            value = float(loop.history[-1][column_of(loop, self.monitor)])
-            score = value if self.mode == "min" else -value
-        score = math.inf if math.isnan(score) else score
-        scores = {file: kept for file, kept in self._scores.items() if file != name}
-        if 0 <= self.save_top_k <= len(scores):
-            # As in Lightning: a new file must be better than the worst, of which the oldest goes.
-            worst = max(scores, key=lambda file: scores[file], default=None)
-            if worst is None or score >= scores[worst]:
-                return scores
-            del scores[worst]
-        return {**scores, name: score}
+            return -float(rounds)
+        value = float(loop.history[-1][column_of(loop, self.monitor)])
+        return value if self.mode == "min" else -value

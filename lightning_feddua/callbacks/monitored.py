@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -67,6 +68,26 @@ def column_of(loop: FederatedLoop, monitor: str) -> str:
     # Trainer's names of what is logged by step and by epoch; here there is one value for the round.
     row = loop.history[-1]
     return plain if plain != monitor and column not in row and plain in row else column
+
+
+def kept_with(scores: Mapping[str, float], name: str, score: float, places: int) -> dict[str, float]:
+    """The files that are kept after a round has entered the competition, the oldest first.
+
+    Args:
+        scores: of the files so far, the smaller the better.
+        name: the round's file.
+        score: its score.
+        places: how many files may be kept; -1 for all.
+    """
+    score = math.inf if math.isnan(score) else score
+    kept = {file: value for file, value in scores.items() if file != name}
+    if 0 <= places <= len(kept):
+        # As in Lightning: a new file must be better than the worst, of which the oldest goes.
+        worst = max(kept, key=lambda file: kept[file], default=None)
+        if worst is None or score >= kept[worst]:
+            return kept
+        del kept[worst]
+    return {**kept, name: score}
 
 
 def _name(owner: object) -> str:

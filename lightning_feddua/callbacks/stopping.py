@@ -11,6 +11,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lightning_feddua.aggregation.collectives import all_reduce_sum, gather_objects, on_rank_zero
 from lightning_feddua.callbacks.base import FederatedCallback
+from lightning_feddua.callbacks.checkpoint import Checkpoint
 from lightning_feddua.checkpoints.files import LAST, Found
 from lightning_feddua.errors import UnsavedError
 from lightning_feddua.launch.fabric import leave
@@ -31,21 +32,37 @@ class Stopping(FederatedCallback):
 
     def on_round_end(self, loop: FederatedLoop, round: int) -> None:
         """Agree: one rank that wants to stop is enough, and a signal says more than a wish."""
-        run, fabric, signals = loop.run, loop.fabric, loop._preemption
-        votes = torch.tensor(
-            [run.stop_request is not None, signals.interrupted, signals.requested],
-            dtype=torch.int32,
-            device=fabric.device if fabric.world_size > 1 else None,
-        )
-        all_reduce_sum(fabric, votes)
-        asked, interrupted, terminated = (votes > 0).tolist()
-        run.stop_signal = signal.SIGTERM if terminated else signal.SIGINT if interrupted else None
+        run = loop.run
         run.stop_reason = None
-        if run.stop_signal is not None:
-            run.stop_reason = signal.Signals(run.stop_signal).name
-        elif asked:
-            reasons = gather_objects(fabric, run.stop_request)
+        if agree_on_signals(loop) and run.stop_signal is None:
+            reasons = gather_objects(loop.fabric, run.stop_request)
             run.stop_reason = next(reason for reason in reasons if reason is not None)
+
+
+def agree_on_signals(loop: FederatedLoop) -> bool:
+    """Let all ranks know of a signal that one has got; a collective. Whether one wants to stop, for whatever reason."""
+    run, fabric, signals = loop.run, loop.fabric, loop._preemption
+    votes = torch.tensor(
+        [run.stop_request is not None, signals.interrupted, signals.requested],
+        dtype=torch.int32,
+        device=fabric.device if fabric.world_size > 1 else None,
+    )
+    all_reduce_sum(fabric, votes)
+    asked, interrupted, terminated = (votes > 0).tolist()
+    run.stop_signal = signal.SIGTERM if terminated else signal.SIGINT if interrupted else None
+    if run.stop_signal is not None:
+        run.stop_reason = signal.Signals(run.stop_signal).name
+    return asked or run.stop_signal is not None
+
+
+def heed_signals_of_save(loop: FederatedLoop) -> None:
+    """After a round that was saved: begin no other if a signal came meanwhile, which may have taken long."""
+    run, rounds = loop.run, len(loop.history)
+    savers = [one for one in loop.callbacks if isinstance(one, Checkpoint)]
+    if run.stop_reason is None and any(one.saved_now(rounds) for one in savers):
+        agree_on_signals(loop)
+        if run.stop_signal is not None:
+            savers[-1].save_last_round(loop)
 
 
 def unsaved(loop: FederatedLoop) -> UnsavedError | None:

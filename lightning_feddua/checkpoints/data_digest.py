@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from lightning_feddua._private import tree_leaves
 from lightning_feddua.data.partition import Partition
+from lightning_feddua.engines.time_limit import time_limit
 from lightning_feddua.randomness import Purpose, seed_generators
 
 if TYPE_CHECKING:
@@ -91,8 +92,9 @@ def _probe(federation: Federation, place: int) -> list[list[float]]:
 def _sums(federation: Federation, place: int) -> list[list[float]]:
     seed_generators(0, 0, place, Purpose.EVALUATION, federation.fabric.device)
     try:
-        data = federation.client_data(place)
-        batch = data.batch(np.arange(min(len(data), _PROBED_SAMPLES)))
+        with time_limit(federation.work.timeout, str(federation.client_ids[place])):
+            data = federation.client_data(place)
+            batch = data.batch(np.arange(min(len(data), _PROBED_SAMPLES)))
     except Exception:
         # The run itself fails in the same way, and says so with the right client and round.
         return []

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import multiprocessing
+from collections.abc import Callable, Collection, Iterator, Sequence
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from lightning_feddua._private import end_workers
+from lightning_feddua._private import end_workers, forget_workers
 from lightning_feddua.data.client_data import ClientData
 from lightning_feddua.randomness import Purpose, preserved_random_state, seed_generators
+
+# How long a worker may take to be gone.
+_WORKER_SECONDS = 0.5
+
+
+class WorkerError(RuntimeError):
+    """A worker process has died, for which no client is to blame."""
 
 
 class BatchRequest(NamedTuple):
@@ -61,6 +71,7 @@ class Prefetcher:
 
     def __init__(self, client_data: Callable[[int], ClientData], num_workers: int) -> None:
         self._requests = _Requests()
+        self._readers: set[BaseProcess] = set()
         self._loader: DataLoader[Any] = DataLoader(
             _Batches(client_data),
             batch_size=None,
@@ -73,15 +84,45 @@ class Prefetcher:
     def start(self, requests: Sequence[BatchRequest]) -> Iterator[tuple[BatchRequest, Any]]:
         """The minibatches of a round, one by one. Some are prepared in advance."""
         self._requests.requests = requests
-        return zip(requests, iter(self._loader), strict=True)
+        before = set(multiprocessing.active_children())
+        batches = iter(self._loader)
+        forget_workers(self._loader)
+        self._readers |= set(multiprocessing.active_children()) - before
+        return zip(requests, _Watched(batches, self._readers), strict=True)
 
-    def close(self) -> None:
+    def close(self, at_once: bool = False) -> None:
         """End the worker processes.
 
         The garbage collector would do this at any moment and wait five seconds for each worker, because it closes the
         queues to them first.
+
+        Args:
+            at_once: whatever they are doing.
         """
-        end_workers(self._loader)
+        end_workers(self._loader, at_once)
+
+
+class _Watched:
+    """Passes batches on. Where a worker has died, whatever shows it is that error."""
+
+    def __init__(self, batches: Iterator[Any], workers: Collection[BaseProcess]) -> None:
+        self._batches, self._readers = batches, workers
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return next(self._batches)
+        except StopIteration:
+            raise
+        except Exception as error:
+            if isinstance(error, OSError | EOFError):
+                # Its connections may be closed before it is gone.
+                wait([worker.sentinel for worker in self._readers], _WORKER_SECONDS)
+            if all(worker.is_alive() for worker in self._readers):
+                raise
+            raise WorkerError(f"a worker process that reads data has died ({type(error).__name__})") from error
 
 
 class _Requests(Sampler[BatchRequest]):

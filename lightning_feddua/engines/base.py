@@ -49,6 +49,7 @@ class LocalWork:
         accumulate: the number of minibatches whose gradients are added up for one step.
         limit: the number of minibatches in a pass, or the fraction of them if a float; None for all.
         drop_last: whether passes leave out a last minibatch that is smaller than the others.
+        timeout: seconds after which a client is interrupted; None for never.
     """
 
     steps: int | None
@@ -58,6 +59,7 @@ class LocalWork:
     accumulate: int = 1
     limit: int | float | None = None
     drop_last: bool = False
+    timeout: float | None = None
 
     def pass_length(self, size: int) -> int:
         """The number of minibatches in a pass over this many samples; at least one."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from lightning_feddua.data.client_data import ReusableBatch, minibatches
 from lightning_feddua.data.prefetch import BatchRequest, Prefetcher, read_batch
 from lightning_feddua.data.streams import ClientStream
 from lightning_feddua.engines.base import Client, GlobalState, LocalWork
+from lightning_feddua.engines.time_limit import is_passing, time_limit
 from lightning_feddua.errors import ConfigurationError
 from lightning_feddua.host.federation import Federation
 from lightning_feddua.randomness import Purpose, generator
@@ -57,15 +57,26 @@ class Minibatches:
         streams = any(isinstance(client.data, ClientStream) for client in clients)
         if workers == 0 or streams or all(client.data.in_memory for client in clients):
             return
-        if self._prefetcher is None:
-            self._prefetcher = Prefetcher(self._federation.client_data, workers)
-            self._federation.at_exit(self._prefetcher.close)
-        self._prefetched = self._prefetcher.start([r for client in clients for r in requests_of(client, state)])
+        requests = [r for client in clients for r in requests_of(client, state)]
+        try:
+            self._prefetched = self._start_workers(workers).start(requests)
+        except RuntimeError as error:
+            if not is_passing(error):
+                raise
+            # One has died since the last round.
+            self.close(at_once=True)
+            self._prefetched = self._start_workers(workers).start(requests)
 
-    def close(self) -> None:
-        """End the worker processes."""
+    def _start_workers(self, count: int) -> Prefetcher:
+        if self._prefetcher is None:
+            self._prefetcher = Prefetcher(self._federation.client_data, count)
+            self._federation.at_exit(self._prefetcher.close)
+        return self._prefetcher
+
+    def close(self, at_once: bool = False) -> None:
+        """End the worker processes; at once, whatever they are doing."""
         if self._prefetcher is not None:
-            self._prefetcher.close()
+            self._prefetcher.close(at_once)
         self._prefetcher = self._prefetched = None
 
     def ends_pass(self, client: Client, work: LocalWork, index: int) -> bool:
@@ -76,13 +87,36 @@ class Minibatches:
         """Make ready for the next client, in the order of the round."""
         self._ahead = 0 if self._prefetched is None else state.work.batches(len(client.data))
 
-    def skip_client(self) -> None:
+    def recover(self, client: Client, error: Exception, following: list[Client], state: GlobalState) -> None:
+        """After a client that has failed, get ready for those that follow.
+
+        Args:
+            client: the client.
+            error: what it failed with.
+            following: those that have yet to train; itself, if it is tried once more.
+            state: what they start from.
+        """
+        if self._prefetched is None:
+            return
+        try:
+            if is_passing(error):
+                raise error
+            with time_limit(state.work.timeout, client.name):
+                self._skip_rest()
+        except Exception:
+            self.close(at_once=True)
+            self.start_round(following, state)
+
+    def _skip_rest(self) -> None:
         """Leave out what the present client has not read."""
         while self._prefetched is not None and self._ahead:
             self._ahead -= 1
-            # Those that cannot be read either.
-            with suppress(Exception):
+            try:
                 next(self._prefetched)
+            except Exception as error:
+                # Those that cannot be read either.
+                if is_passing(error):
+                    raise
 
     def of_client(self, client: Client, state: GlobalState) -> Iterator[tuple[int, Any]]:
         """The present client's minibatches, each with the number of the pass over the data that it belongs to."""

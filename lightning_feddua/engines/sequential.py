@@ -15,6 +15,7 @@ from lightning_feddua.engines.base import Client, ClientEvents, Engine, GlobalSt
 from lightning_feddua.engines.local_rounds import LocalRounds
 from lightning_feddua.engines.minibatches import Minibatches
 from lightning_feddua.engines.optimizer_steps import OptimizerSteps
+from lightning_feddua.engines.time_limit import tried_twice
 from lightning_feddua.errors import ClientError, ConfigurationError
 from lightning_feddua.host.federation import Federation
 from lightning_feddua.host.log_capture import LogCapture, compute_alone, local_metrics
@@ -58,21 +59,18 @@ class SequentialEngine(Engine):
         """Train clients one after another. An update's memory is the module's own, and is used again by the next."""
         self._view.strategy.optimizer_step = self._steps.step
         self._minibatches.start_round(clients, state)
-        for client in clients:
+        for place, client in enumerate(clients):
             self.federation.hidden_state.restore()
             if events.start is not None:
                 self.federation.restore(state.weights)
                 events.start(client)
-            self._stage = "local training"
-            self._minibatches.start_client(client, state)
             try:
-                self._load(client, state)
-                metrics = self._train(client, state)
+                metrics = self._try(client, state, clients[place:])
             except ConfigurationError:
                 # A mistake in the setup and not of this client: all others would fail too.
                 raise
             except Exception as exception:
-                self._clean_up()
+                self._clean_up(client, exception, clients[place + 1 :], state)
                 yield ClientError(client.name, state.round, self._stage, exception)
                 continue
             if events.end is not None:
@@ -83,6 +81,21 @@ class SequentialEngine(Engine):
     def close(self) -> None:
         """End worker processes that read for it."""
         self._minibatches.close()
+
+    def _try(self, client: Client, state: GlobalState, following: list[Client]) -> dict[str, Tensor]:
+        """Train a client, if need be twice, and return what it logged."""
+
+        def train() -> dict[str, Tensor]:
+            self._stage = "local training"
+            self._minibatches.start_client(client, state)
+            self._load(client, state)
+            return self._train(client, state)
+
+        def recover(error: Exception) -> None:
+            self._clean_up(client, error, following, state)
+            self.federation.hidden_state.restore()
+
+        return tried_twice(train, state.work.timeout, client.name, recover)
 
     def _load(self, client: Client, state: GlobalState) -> None:
         """Bring module, optimizers, algorithm and random numbers to where a client starts from."""
@@ -102,11 +115,11 @@ class SequentialEngine(Engine):
         results = self._rounds.finish(delta, self._local)
         return ClientUpdate(client, delta, metrics, floats, buffers.integers(), **results._asdict())
 
-    def _clean_up(self) -> None:
-        """Leave nothing of a client that has failed to the next."""
+    def _clean_up(self, client: Client, error: Exception, following: list[Client], state: GlobalState) -> None:
+        """Leave nothing of a client that has failed to those that follow."""
         self._view.stop_client()
         self.federation.drop_gradients()
-        self._minibatches.skip_client()
+        self._minibatches.recover(client, error, following, state)
 
     def _train(self, client: Client, state: GlobalState) -> dict[str, Tensor]:
         """Train one client, from the weights in the module and leaving its own there; return what it logged."""

@@ -22,6 +22,7 @@ from lightning_feddua.engines.minibatches import requests_of
 from lightning_feddua.engines.sequential import SequentialEngine
 from lightning_feddua.engines.stack import ClientStack
 from lightning_feddua.engines.stacked_steps import StackedSteps
+from lightning_feddua.engines.time_limit import time_limit
 from lightning_feddua.errors import ClientError, ConfigurationError
 from lightning_feddua.host.federation import Federation
 from lightning_feddua.host.hidden.snapshot import Snapshot
@@ -98,9 +99,8 @@ class VectorizedEngine(Engine):
         optimizer = federation.optimizers.optimizers[0]
         if type(optimizer) not in ELEMENTWISE:
             return f"its optimizer `{type(optimizer).__name__}` is not known to work element by element"
-        for name in TRAINING_HOOKS:
-            if is_overridden(name, module):
-                return f"it overrides `{name}`"
+        if own := [name for name in TRAINING_HOOKS if is_overridden(name, module)]:
+            return f"it overrides `{own[0]}`"
         if (hook := federation.callbacks.training_hook()) is not None:
             return hook
         if not algorithm.supports_vectorized:
@@ -140,7 +140,8 @@ class VectorizedEngine(Engine):
                     for client in chunk:
                         events.start(client)
                 try:
-                    stack, metrics, local = self._train(chunk, state)
+                    with time_limit(state.work.timeout, chunk[0].name, len(chunk)):
+                        stack, metrics, local = self._train(chunk, state)
                 except ConfigurationError:
                     # A mistake in the setup and not of these clients: all others would fail too.
                     raise

@@ -12,7 +12,7 @@ from lightning import LightningModule
 from lightning.fabric import Fabric
 from torchmetrics import Metric
 
-from lightning_feddua.aggregation.collectives import gather_objects
+from lightning_feddua.aggregation.collectives import compute_together, gather_objects
 from lightning_feddua.aggregation.metric_rows import Columns, Row, Table, exchange, means
 from lightning_feddua.data.evaluation_data import EvaluationSet, Stage
 from lightning_feddua.errors import ConfigurationError
@@ -246,7 +246,8 @@ class Evaluator:
                 )
         results = {}
         for name in sorted(everywhere):
-            value = self.module.get_submodule(str(everywhere[name])).compute()  # type: ignore[operator]
+            metric: Any = self.module.get_submodule(str(everywhere[name]))
+            value = compute_together(self._fabric, metric)
             results[name] = float(single_number(name, value))
         for path in set(everywhere.values()):
             self.module.get_submodule(str(path)).reset()  # type: ignore[operator]

@@ -34,7 +34,10 @@ class ExtraGradients:
     def of_client(self, client: Client, state: GlobalState) -> Tensor:
         """``∇F_i(w_t)``: the mean over all of a client's samples, minibatch by minibatch. Loads the global weights."""
         with self._federation.hidden_state.undone():
-            return self._of_client(client, state)
+            try:
+                return self._of_client(client, state)
+            finally:
+                self._federation.view.stop_client()
 
     def _of_client(self, client: Client, state: GlobalState) -> Tensor:
         federation = self._federation
@@ -56,7 +59,6 @@ class ExtraGradients:
                 positions = np.arange(start, min(size, start + state.work.batch_size))
                 batch = federation.transfer(client.data.batch(positions))
                 total.add_(self.of_batch(batch, start // state.work.batch_size), alpha=len(positions) / size)
-        view.stop_client()
         return total
 
     def of_batch(self, batch: Any, batch_idx: int) -> Tensor:

@@ -16,7 +16,7 @@ from lightning.fabric import Fabric
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
-from lightning_feddua.aggregation.collectives import on_local_rank_zero
+from lightning_feddua.aggregation.collectives import broadcast_tensors, on_local_rank_zero
 from lightning_feddua.data.client_data import ClientData
 from lightning_feddua.data.evaluation_data import Stage, check_limit
 from lightning_feddua.data.module import FederatedDataModule
@@ -222,9 +222,8 @@ class Federation:
         self.fabric.to_device(self.module)
         if self._settings.channels_last:
             self.module.to(memory_format=torch.channels_last)
-        if self.fabric.world_size > 1:
-            for tensor in chain(self.module.parameters(), self.module.buffers()):
-                torch.distributed.broadcast(tensor.data, src=0)
+        tensors = chain(self.module.parameters(), self.module.buffers())
+        broadcast_tensors(self.fabric, [tensor.data for tensor in tensors])
 
     def global_weights(self) -> Tensor:
         """A copy of the module's trainable parameters for the server, in float32 at least."""

@@ -10,6 +10,7 @@ from lightning.fabric import Fabric
 from torch import nn
 
 from lightning_feddua._private import in_place_of_the_world, lone_group
+from lightning_feddua.aggregation.presence import exchange, in_time
 
 
 class WorldOfOne:
@@ -23,7 +24,10 @@ class WorldOfOne:
     """
 
     def __init__(self, fabric: Fabric) -> None:
-        self._group = lone_group() if fabric.world_size > 1 else None
+        self._group = None
+        if fabric.world_size > 1:
+            with exchange(fabric):
+                self._group = in_time(fabric, lone_group)
 
     @contextmanager
     def entered(self) -> Iterator[None]:

@@ -11,19 +11,18 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.plugins import Precision
-from lightning.fabric.plugins.environments import LightningEnvironment, TorchElasticEnvironment
+from lightning.fabric.plugins.environments import TorchElasticEnvironment
 from lightning.fabric.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.fabric.utilities.rank_zero import rank_zero_info
 
 from lightning_feddua._private import (
-    process_group_backend,
-    process_group_timeout,
     set_process_group_timeout,
     start_method,
 )
-from lightning_feddua.aggregation.collectives import uses_store_of_torchrun
+from lightning_feddua.aggregation.collectives import barrier, guard
 from lightning_feddua.errors import ConfigurationError
-from lightning_feddua.launch.preemption import EXIT_CODE
+from lightning_feddua.launch.exits import ending
+from lightning_feddua.launch.joining import join_when_launched
 from lightning_feddua.wording import counted
 
 if TYPE_CHECKING:
@@ -64,6 +63,8 @@ def make_fabric(settings: RunSettings) -> Fabric:
     if isinstance(fabric.strategy, DDPStrategy) and (isinstance(strategy, str) or settings.timeout != default):
         # Of the process group, which is made when Fabric is launched.
         set_process_group_timeout(fabric.strategy, timedelta(seconds=settings.timeout))
+    guard(fabric)
+    join_when_launched(fabric)
     return fabric
 
 
@@ -87,45 +88,6 @@ def precision_name(fabric: Fabric) -> str:
     return " ".join([str(plugin.precision), *notes])
 
 
-def launch(fabric: Fabric) -> None:
-    """Launch Fabric; also after a restart by torchrun.
-
-    torchrun keeps the store of the processes that it has ended, with their addresses in it. A rank that reads one of
-    these before the new one is there cannot connect, so each attempt gets keys of its own.
-    """
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    strategy = fabric.strategy
-    if attempt != "0" and uses_store_of_torchrun() and isinstance(strategy, DDPStrategy):
-        world_size, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
-        address, port, timeout = (
-            os.environ["MASTER_ADDR"],
-            int(os.environ["MASTER_PORT"]),
-            process_group_timeout(strategy),
-        )
-        assert timeout is not None
-        store = torch.distributed.TCPStore(address, port, world_size, is_master=False, timeout=timeout)
-        torch.distributed.init_process_group(
-            process_group_backend(strategy),
-            store=torch.distributed.PrefixStore(f"attempt_{attempt}", store),
-            rank=rank,
-            world_size=world_size,
-            timeout=timeout,
-        )
-    fabric.launch()
-
-
-def exit_code(fabric: Fabric) -> int:
-    """The code by which this process says that SIGTERM has ended it."""
-    return 0 if _started_by_rank_zero(fabric) else EXIT_CODE
-
-
-def _started_by_rank_zero(fabric: Fabric) -> bool:
-    """Whether rank 0 would be killed, and its exit code with it, if this one ended with any other code than 0."""
-    environment = getattr(fabric.strategy, "cluster_environment", None)
-    forked = (start_method(fabric.strategy) or "popen") != "popen"
-    return isinstance(environment, LightningEnvironment) and fabric.global_rank > 0 and not forked
-
-
 def leave(fabric: Fabric, signal_number: int, rounds: int, command: str) -> NoReturn:
     """End the process after SIGTERM, or raise KeyboardInterrupt; all ranks do so after the same round.
 
@@ -138,12 +100,8 @@ def leave(fabric: Fabric, signal_number: int, rounds: int, command: str) -> NoRe
     name = "SIGTERM" if signal_number == SIGTERM else "Ctrl-C"
     rank_zero_info(f"{name}: saved after {counted(rounds, 'round')}. Resume with `{command}`.")
     # Nobody leaves before the checkpoint is written: launchers end the others when one is gone.
-    fabric.barrier()
-    if signal_number == SIGTERM:
-        raise SystemExit(exit_code(fabric))
-    if _started_by_rank_zero(fabric):
-        raise SystemExit(0)
-    raise KeyboardInterrupt
+    barrier(fabric)
+    raise ending(fabric, signal_number)
 
 
 def leave_process_group() -> None:

@@ -9,7 +9,9 @@ from typing import Any
 from lightning import LightningModule
 from lightning.fabric import Fabric
 
-from lightning_feddua.launch.fabric import launch, leave_process_group
+from lightning_feddua.aggregation.collectives import barrier
+from lightning_feddua.aggregation.presence import session
+from lightning_feddua.launch.fabric import leave_process_group
 from lightning_feddua.launch.processes import forks, run_in_processes
 
 
@@ -33,15 +35,21 @@ class Launcher:
     def call(self, function: Callable[..., Any], model: LightningModule, *arguments: Any) -> Any:
         """Call a function with a model on every rank, and return what it returns on this one."""
         if forks(self._fabric):
-            found = run_in_processes(self._fabric, lambda: function(model, *arguments), model, self._results)
+            found = run_in_processes(
+                self._fabric, lambda: self._call(function, model, *arguments), model, self._results
+            )
             returned = found.pop("returned")
             self._take(found)
             return returned
         if not self._launched:
-            launch(self._fabric)
+            self._fabric.launch()
             self._launched = True
             atexit.register(leave_process_group)
-        result = function(model, *arguments)
-        # Ranks leave together, so that none closes its connections on another's last exchange.
-        self._fabric.barrier()
-        return result
+        return self._call(function, model, *arguments)
+
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        with session(self._fabric):
+            result = function(*arguments)
+            # Ranks leave together, so that none closes its connections on another's last exchange.
+            barrier(self._fabric)
+            return result

@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-# What a shell reports of a process that SIGTERM has ended.
-EXIT_CODE = 128 + signal.SIGTERM
 # Of one Ctrl-C, a rank may hear twice: from the terminal and from its launcher. Later ones are a second Ctrl-C.
 _ONE_PRESS = 1.0
 
@@ -22,17 +20,23 @@ Handler = Callable[[int, FrameType | None], None]
 class Preemption:
     """Notes in its ``with`` block that SIGTERM or Ctrl-C has arrived, instead of ending the process at once.
 
-    Further SIGTERMs change nothing: a scheduler may send one to every process of a job, and torchrun another. A second
-    Ctrl-C ends the process at once.
+    Before the first round there is nothing to finish, and both end the process by an exception, which tells the other
+    ranks; :meth:`wait_for_rounds` changes that. Further SIGTERMs change nothing: a scheduler may send one to every
+    process of a job, and torchrun another. A second Ctrl-C ends the process at once.
 
     Args:
         enabled: whether there is anything to do before the end; otherwise both keep their meaning.
         announce: whether this process answers the first Ctrl-C with a line.
+        ending: gives what to raise where a signal ends the process; None where none does.
     """
 
-    def __init__(self, enabled: bool, announce: bool = False) -> None:
+    def __init__(
+        self, enabled: bool, announce: bool = False, ending: Callable[[int], BaseException] | None = None
+    ) -> None:
         self._enabled = enabled
         self._announce = announce
+        self._ending = ending
+        self._restore: Callable[[], object] = lambda: None
         self._pressed: float | None = None
         self.requested = False
 
@@ -41,12 +45,27 @@ class Preemption:
         """Whether Ctrl-C was pressed."""
         return self._pressed is not None
 
+    def wait_for_rounds(self, enabled: bool) -> None:
+        """From now on let rounds be finished.
+
+        Args:
+            enabled: whether there is anything to do before the end; it may have turned out so.
+        """
+        self._ending = None
+        if enabled and not self._enabled:
+            self._enabled = True
+            self.__enter__()
+
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.requested = True
+        first, self.requested = not self.requested, True
+        if first and self._ending is not None:
+            raise self._ending(number)
 
     def _note_interrupt(self, number: int, frame: FrameType | None) -> None:
         if self._pressed is None:
             self._pressed = time.monotonic()
+            if self._ending is not None:
+                raise self._ending(number)
             if self._announce:
                 # Not `print`, which must not be called again while it runs.
                 os.write(2, b"\nCtrl-C: finishing and saving this round first; press again to end at once\n")

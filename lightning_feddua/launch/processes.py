@@ -13,7 +13,8 @@ from lightning.fabric import Fabric
 from torch.multiprocessing import ProcessExitedException
 
 from lightning_feddua._private import starts_processes
-from lightning_feddua.launch.preemption import EXIT_CODE, forwarded_signals
+from lightning_feddua.launch.exits import EXIT_CODE
+from lightning_feddua.launch.preemption import forwarded_signals
 from lightning_feddua.lightning_names import is_overridden
 
 

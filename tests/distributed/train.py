@@ -8,6 +8,7 @@ import torch
 import torch.distributed
 
 from lightning_feddua import FedAdam, FedDuAdagrad, FederatedCallback, FederatedDataModule, FederatedLoop
+from lightning_feddua.aggregation import collectives
 from lightning_feddua.data import SyntheticRegression
 from lightning_feddua.models import LinearRegression
 from tests.modules import Classifier, classification
@@ -49,7 +50,7 @@ class Batches(LinearRegression):
 def run(name, out_dir, model, data, **arguments):
     recorder = Recorder()
     for collective in (
-        *("all_reduce", "broadcast", "all_gather", "all_gather_into_tensor", "all_gather_object"),
+        *("all_reduce", "broadcast", "all_gather", collectives._GATHER_INTO, "all_gather_object"),
         *("all_to_all_single", "reduce", "gather", "barrier"),
     ):
         recorder.count(collective)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_feddua._private import versions_of
+from lightning_feddua._private import version_of
 from lightning_feddua.host.hidden.parts import Part
 from lightning_feddua.host.hidden.same_values import same_value
 from lightning_feddua.host.hidden.tensors import ArrayContent, TensorContent
@@ -48,7 +48,7 @@ class Group(Part):
 
     def version(self) -> list[int]:
         """What tells without a look at the numbers that tensors may have changed."""
-        return versions_of(self.value) if self._are_tensors and len(self.value) <= _MANY else []
+        return [version_of(t) for t in self.value] if self._are_tensors and len(self.value) <= _MANY else []
 
     def same(self) -> bool:
         """All elements of all."""
