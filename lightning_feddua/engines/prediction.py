@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lightning_feddua.engines.stack_parts import StackPlan
 from lightning_feddua.engines.step_cost import StepCost
 
 
@@ -15,8 +16,11 @@ class _Device:
     Args:
         step: each step.
         kernel: each kernel.
-        stacked_step: each step of a stack.
-        stacked_kernel: each kernel of it.
+        shared_step: each step of a stack: the optimizer's, and what the algorithm does.
+        stacked_step: each vmapped step of clients of it.
+        stacked_kernel: each kernel of that.
+        single: each step of a client of it that is made alone.
+        single_kernel: each kernel of that.
         flop: a floating-point operation.
         byte: a byte that is written.
         stacked_work: how many times longer operations and bytes take in a stack, which no cache can hold.
@@ -25,8 +29,11 @@ class _Device:
 
     step: float
     kernel: float
+    shared_step: float
     stacked_step: float
     stacked_kernel: float
+    single: float
+    single_kernel: float
     flop: float
     byte: float
     stacked_work: float
@@ -34,26 +41,34 @@ class _Device:
 
 
 # Fitted to 13 models; `python -m tests.benchmarks prediction` shows how well they do.
-_CPU = _Device(180e-6, 9e-6, 800e-6, 47e-6, 1 / 70e9, 1 / 7.5e9, 1.8, 0.4)
+_CPU = _Device(180e-6, 9e-6, 200e-6, 600e-6, 47e-6, 150e-6, 6e-6, 1 / 70e9, 1 / 7.5e9, 1.8, 0.4)
 # Guessed: kernels take as long to start, and work is done in no time.
-_ACCELERATOR = _Device(180e-6, 12e-6, 800e-6, 50e-6, 1 / 10e12, 1 / 500e9, 1.3, 0.0)
+_ACCELERATOR = _Device(180e-6, 12e-6, 200e-6, 600e-6, 50e-6, 150e-6, 8e-6, 1 / 10e12, 1 / 500e9, 1.3, 0.0)
 
 
-def predicted_speedup(cost: StepCost, stacks: Sequence[tuple[int, int]], device: str, threads: int) -> float:
+def predicted_speedup(cost: StepCost, stacks: Sequence[StackPlan], device: str, threads: int) -> float:
     """How many times faster clients train in stacks than one by one.
 
     Args:
         cost: of one client's step.
-        stacks: the number of clients and of steps of each.
+        stacks: what the clients of each stack do.
         device: the type of device.
         threads: of local steps, on a CPU.
     """
     known = _CPU if device == "cpu" else _ACCELERATOR
     threads = threads if device == "cpu" else 1
-    work = cost.flops * known.flop + cost.bytes * known.byte
-    alone = known.step + known.kernel * cost.kernels + work / (1 + known.spread * (threads - 1))
-    start = known.stacked_step + known.stacked_kernel * cost.kernels
-    stacked = known.stacked_work * work / threads
-    one_by_one = sum(size * steps * alone for size, steps in stacks)
-    together = sum(steps * (start + size * stacked) for size, steps in stacks)
+    seconds = (cost.flops * known.flop + cost.bytes * known.byte) / cost.samples
+    work = seconds / (1 + known.spread * (threads - 1))
+    stacked_work = known.stacked_work * seconds / threads
+    one_by_one = together = 0.0
+    for samples, parts in (step for plan in stacks for step in plan.steps()):
+        one_by_one += len(samples) * (known.step + known.kernel * cost.kernels) + sum(samples) * work
+        together += known.shared_step
+        for part in parts:
+            size = samples[part.rows[0]]
+            if part.alone:
+                together += known.single + known.single_kernel * cost.kernels + size * work
+            else:
+                together += known.stacked_step + known.stacked_kernel * cost.kernels
+                together += len(part.places) * size * stacked_work
     return one_by_one / together if together > 0 else 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,16 +21,24 @@ class StepCost:
         flops: floating-point operations of matrix products, convolutions and attention.
         bytes: what kernels write.
         fused: a recurrent layer that runs as one kernel, if there is one.
+        samples: the number of samples in a minibatch, on average.
     """
 
     kernels: float = 0
     flops: float = 0.0
     bytes: float = 0.0
     fused: str | None = None
+    samples: float = 1.0
 
-    def per_step(self, steps: int) -> StepCost:
-        """The cost of one of so many steps."""
-        return StepCost(self.kernels / steps, self.flops / steps, self.bytes / steps, self.fused)
+    def per_step(self, sizes: Sequence[int]) -> StepCost:
+        """The cost of one of several steps.
+
+        Args:
+            sizes: the size of the minibatch of each.
+        """
+        steps = len(sizes)
+        each = self.kernels / steps, self.flops / steps, self.bytes / steps
+        return StepCost(*each, self.fused, sum(sizes) / steps)
 
 
 class CostCounter(TorchDispatchMode):
