@@ -22,6 +22,16 @@ def one_of(*allowed: str) -> Check:
     return partial(check_choice, allowed=allowed)
 
 
+def flag_or(word: str) -> Check:
+    """True, False or one word."""
+
+    def check(name: str, value: Any) -> None:
+        if not isinstance(value, bool) and value != word:
+            raise ConfigurationError(f"`{name}={value}` is not known.", f"Choose True, False or `{word}`.")
+
+    return check
+
+
 def instance_of(kind: type) -> Check:
     """An object of a class."""
     return partial(check_instance, kind=kind)

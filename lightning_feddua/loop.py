@@ -33,6 +33,7 @@ from lightning_feddua.callbacks.stopping import (
 )
 from lightning_feddua.checkpoints import Found, find_checkpoint, finish_loggers, restore, start_loggers
 from lightning_feddua.checkpoints.identity import agreed_digest, identity
+from lightning_feddua.checkpoints.schema import engine_of
 from lightning_feddua.clients import LocalTraining
 from lightning_feddua.compatibility import check_algorithm, check_unequal
 from lightning_feddua.data.module import FederatedDataModule, as_datamodule
@@ -189,7 +190,7 @@ class FederatedLoop(LoopEvaluation):
         run.workspace = Workspace(run.weights)
         self.client.set_up(run.weights, population, self.local_steps)
         self.server.reset()
-        self.server.set_up(federation.parameters.layout(federation.module), self.compile)
+        self.server.set_up(federation.parameters.layout(federation.module), self.compile is True)
         # What is meant by a fraction of the clients, or by a precision's other name.
         cohort = None if self.settings.sampler is not None else size
         settings = replace(self.settings, clients_per_round=cohort, precision=precision_name(self.fabric))
@@ -200,7 +201,7 @@ class FederatedLoop(LoopEvaluation):
             run.start_average()
         if found is not None:
             restore(self, federation, found)
-        self.backend.start(self._sample(0, population), None if found is None else found.state["engine"])
+        self.backend.start(self._sample(0, population), None if found is None else engine_of(found.state))
         if found is not None:
             found.forget()
         federation.check_validation(self.validate_every > 0)

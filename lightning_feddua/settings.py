@@ -21,6 +21,7 @@ from lightning_feddua.argument_checks import (
     check_engine,
     check_loggers,
     each_instance_of,
+    flag_or,
     instance_of,
     of_fabric,
     one_of,
@@ -80,9 +81,10 @@ class RunSettings:
         engine: how a rank runs its clients: ``"sequential"``, one after another, bit for bit as Trainer would;
             ``"vectorized"``, many in one vmapped step; ``"auto"``, whichever a few trial steps show to be faster; or
             an engine of your own, by its registered name or its import path.
-        compile: whether the vectorized engine compiles the local steps of a stack of clients into one function, and
-            a server of many parameters its step. That takes a minute or so at the first start, less at others, and is
-            checked against the eager steps.
+        compile: whether the vectorized engine compiles the local steps of a stack of clients into one function;
+            ``"auto"``, where all clients' minibatches have the same shapes and the run is long enough to pay for it.
+            That takes from seconds to minutes at the first start, less at others, and is checked against the eager
+            steps. With True, a server of many parameters compiles its step, too.
         reproducible: whether the result is to depend on settings and data alone, and not on the number of ranks or
             cores: ``engine="auto"`` is then ``"sequential"``, ``threads`` is 1 unless given, and on a GPU only
             deterministic algorithms run. That is slower where one process has several cores to itself.
@@ -146,7 +148,7 @@ class RunSettings:
     local_lr_decay: float = argument(1.0, check_positive)
     # A checkpoint remembers the engine that "auto" has chosen.
     engine: str | type[Engine] = argument("auto", check_engine, decides=False)
-    compile: bool = argument(False, check_flag)
+    compile: bool | Literal["auto"] = argument("auto", flag_or("auto"))
     reproducible: bool = argument(False, check_flag)
     threads: int | None = argument(None, whole(1))
     channels_last: bool = argument(False, check_flag)

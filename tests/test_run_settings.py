@@ -36,7 +36,7 @@ def test_whole_numbers_that_may_be_left_out(name, value):
         ({"gradient_clip_val": "10"}, r"`gradient_clip_val='10'` is not a number"),
         ({"local_lr_decay": True}, r"`local_lr_decay=True` is not a number"),
         ({"timeout": float("nan")}, r"`timeout=nan` is not a number"),
-        ({"compile": "yes"}, r"`compile='yes'` is neither True nor False"),
+        ({"compile": "yes"}, r"`compile=yes` is not known\. Choose True, False or `auto`"),
         ({"channels_last": 1}, r"`channels_last=1` is neither True nor False"),
         ({"clients_per_round": "3"}, r"`clients_per_round='3'` is not a number"),
         ({"clients_per_round": True}, r"`clients_per_round=True` is not a number"),

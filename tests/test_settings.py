@@ -53,7 +53,7 @@ class Frozen(Classifier):
         ({"clients_per_round": 0.0}, r"`clients_per_round=0.0` is not a fraction"),
         ({"clients_per_round": 1.5}, r"`clients_per_round=1.5` is not a fraction"),
         ({"clients_per_round": 5}, r"`clients_per_round=5` is more than the 4 clients there are\. Choose"),
-        ({"engine": "fast"}, r"no engine `fast`\. Choose one of `auto`, `sequential`"),
+        ({"engine": "fast"}, r"no engine `fast`\. Choose one of `auto`, `compiled`, `sequential`"),
         ({"client_weights": "size"}, r"no client_weights `size`\."),
         ({"strategy": "fsdp", "devices": 2}, r"Fabric cannot start with .*strategy='fsdp'.*\. Change"),
         ({"strategy": "ddp_spawn", "devices": 2}, r"starts processes that cannot see the model\. Use `ddp`"),

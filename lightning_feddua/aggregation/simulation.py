@@ -18,6 +18,7 @@ from lightning_feddua.aggregation.transforms import TransformChain
 from lightning_feddua.aggregation.update import ClientUpdate, RoundUpdate, SoleWeights
 from lightning_feddua.clients import LocalTraining
 from lightning_feddua.engines.base import AUTO, Client, ClientEvents, Engine, GlobalState, LocalWork
+from lightning_feddua.engines.compiled_engine import CompiledEngine
 from lightning_feddua.engines.rehearsal import rehearse
 from lightning_feddua.engines.sequential import SequentialEngine
 from lightning_feddua.engines.time_limit import check_time_limit, tried_twice
@@ -60,11 +61,16 @@ class Simulation(Backend):
             asked = SequentialEngine.name
         self._rehearse(cohort, resumed=known_engine is not None)
         if known_engine is not None:
-            engine, self.engine_note = resumed_engine(asked, known_engine)
+            engine, self.engine_note = resumed_engine(asked, self._settings.compile, known_engine)
         else:
             with self._federation.training(self._weights), _preserved(self._algorithm):
                 engine, self.engine_note = choose_engine(
-                    asked, self._federation, self._algorithm, lambda: self._first_round(cohort)
+                    asked,
+                    self._settings.compile,
+                    self._settings.max_rounds,
+                    self._federation,
+                    self._algorithm,
+                    lambda: self._first_round(cohort),
                 )
         # A stack of clients has clients of all lanes. Each rank needs a lane.
         lanes = self._settings.lanes
@@ -81,7 +87,13 @@ class Simulation(Backend):
             self._lanes,
             self._training.workspace,
         )
-        self._engine: Engine = engine(self._federation, self._algorithm, self.states, self._settings.compile)
+        self._engine: Engine = engine(
+            self._federation, self._algorithm, self.states, compile=self._settings.compile is True
+        )
+        if isinstance(self._engine, CompiledEngine) and not self._algorithm.draws_steps:
+            with self._federation.training(self._weights), _preserved(self._algorithm):
+                clients, state = self._first_round(cohort)
+                self._engine.expect(clients, state.work)
         # What a trial has not shown must not show later either.
         if isinstance(self._engine, VectorizedEngine) and asked == AUTO:
             self._engine.may_draw = False

@@ -15,6 +15,7 @@ from lightning import LightningModule
 from lightning_feddua.callbacks.csv_log import CSVLog
 from lightning_feddua.certificates.certificate import PARTS, differing
 from lightning_feddua.checkpoints.files import read
+from lightning_feddua.checkpoints.schema import engine_of
 from lightning_feddua.errors import ConfigurationError
 from lightning_feddua.metric_names import CERTIFICATE
 from lightning_feddua.wording import counted
@@ -137,7 +138,7 @@ def _checkpoints(run_dir: Path) -> tuple[list[_Saved], list[str]]:
     for path in sorted(run_dir.glob("*.ckpt")):
         try:
             state = read(path)["federated"]
-            saved.append(_Saved(path, len(state["history"]), state["engine"]))
+            saved.append(_Saved(path, len(state["history"]), engine_of(state)))
         except ConfigurationError as error:
             problems.append(str(error))
     return sorted(saved, key=lambda one: one.rounds), problems

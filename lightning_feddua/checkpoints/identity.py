@@ -47,9 +47,11 @@ def identity(
         federation: the module and its clients, with optimizers.
         callbacks: of the loop; what they declare counts.
     """
+    # What "auto" has chosen is told by the engine.
+    settings = replace(settings, server=server, client=client, compile=settings.compile is True)
     return {
         "settings": {
-            **_settings(replace(settings, server=server, client=client), federation),
+            **_settings(settings, federation),
             **_plain_items("hyperparameter ", dict(federation.module.hparams or {})),
             **{name: value for one in callbacks for name, value in _plain_items("", one.identity).items()},
         },

@@ -51,6 +51,17 @@ def check_types(state: Mapping[str, Any]) -> None:
             raise ValueError("it has something else than a name where one belongs")
 
 
+def engine_of(saved: Mapping[str, Any]) -> str:
+    """The name of the engine that a saved run used.
+
+    Args:
+        saved: its state.
+    """
+    # Earlier versions said in the settings whether the vectorized engine compiled.
+    compiled = saved["engine"] == "vectorized" and saved["identity"]["settings"].get("compile") is True
+    return "compiled" if compiled else str(saved["engine"])
+
+
 def check_tensors(saved: Any, own: Mapping[str, Tensor], what: str, strict: bool = True) -> None:
     """Whether tensors have the names, shapes and dtypes of those that they are copied into.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from lightning_feddua.clients.local_training import LocalRound, LocalTraining
 from lightning_feddua.data.client_data import ReusableBatch
 from lightning_feddua.engines.base import Clipping
 from lightning_feddua.engines.stack import ClientStack
-from lightning_feddua.engines.stack_parts import Part, PartBatch
+from lightning_feddua.engines.stack_parts import Part, PartBatch, StackPlan
 from lightning_feddua.engines.stacked_steps import Ended, StackedSteps
 from lightning_feddua.engines.traced_steps import CompiledFunction, StepInputs, TracedSteps
 from lightning_feddua.host.federation import Federation
@@ -56,8 +56,8 @@ class CompiledSteps:
         self._attach = attach
         # By the shapes of the inputs and everything else that is known before a trace.
         self._functions: dict[Any, list[CompiledFunction]] = {}
-        # How often the shapes of stacks of unequal clients have come.
-        self._seen: dict[Any, int] = {}
+        # How the clients of stacks are expected to step together; None for in any way.
+        self._expected: set[str] | None = None
         self._enough = False
         self._given_up = False
         if (obstacle := self._traced.obstacle()) is not None:
@@ -98,7 +98,8 @@ class CompiledSteps:
         # What is not a tensor becomes a constant of the trace.
         constants = tuple(repr(leaf) for leaf in leaves if not isinstance(leaf, Tensor))
         key = (str(epochs if same_size else len(epochs)), str(parts), str(clip), shapes, str(spec), constants)
-        if not self._is_worth_it(key, parts):
+        if not self._is_expected(parts):
+            self._warn_of_others(None)
             return self._steps.run(stack, iter(kept), local, clip, same_size)
         known = self._functions.setdefault(key, [])
         changed: str | None = None
@@ -111,18 +112,15 @@ class CompiledSteps:
             return self._steps.run(stack, iter(kept), local, clip, same_size)
         return self._try(known, inputs, epochs, parts, stack, local, clip, same_size)
 
-    def _is_worth_it(self, key: Any, parts: list[list[Part]]) -> bool:
-        """Whether steps with these shapes are compiled, which takes minutes for long ones.
+    def expect(self, plans: Sequence[StackPlan]) -> None:
+        """Compile nothing but steps like these, those of the first round, so that a resumed run compiles the same."""
+        self._expected = {str([parts for _, parts in plan.steps()]) for plan in plans}
 
-        Unequal clients have shapes of their own for each cohort. Only those are compiled that come again.
-        """
-        if all(len(own) == 1 for own in parts) and len(parts[0][0].rows) == len(parts[-1][0].rows):
-            return True
-        self._seen[key] = self._seen.get(key, 0) + 1
-        if len(self._seen) > _MAX_FUNCTIONS or sum(map(len, parts)) > _MAX_PARTS:
-            self._warn_of_others(None)
+    def _is_expected(self, parts: list[list[Part]]) -> bool:
+        """Whether such steps are compiled, which takes minutes for long ones of unequal clients."""
+        if self._expected is not None and str(parts) not in self._expected:
             return False
-        return self._seen[key] > 1
+        return sum(map(len, parts)) <= max(_MAX_PARTS, len(parts))
 
     def _warn_of_others(self, changed: str | None) -> None:
         """Say once what keeps bringing up steps that are not compiled yet."""
@@ -131,8 +129,9 @@ class CompiledSteps:
         self._enough = True
         if changed is None:
             reason = (
-                f"there are more than {_MAX_FUNCTIONS} shapes of stacks, or more than {_MAX_PARTS} steps of unequal"
-                " clients. With `local_steps`, clients of at least `batch_size` samples have the same shape"
+                "their stacks have other shapes than those of the first round, more than"
+                f" {_MAX_FUNCTIONS} shapes, or more than {_MAX_PARTS} steps of unequal clients. With `local_steps`,"
+                " clients of at least `batch_size` samples have the same shape"
             )
         else:
             reason = (
@@ -152,7 +151,10 @@ class CompiledSteps:
         clip: Clipping | None,
         same_size: bool,
     ) -> list[Ended]:
-        """Compile a new function, and compare it with the eager steps, whose result counts."""
+        """Compile a new function, and compare it with the eager steps. Its result counts if it is right.
+
+        A run that is resumed compiles it anew, in another round, and must get the same bits.
+        """
         device = self._federation.fabric.device
         before, start = random_state(device), stack.matrix.clone()
         function: CompiledFunction | None = None
@@ -161,7 +163,7 @@ class CompiledSteps:
             try:
                 function = self._traced.compile(inputs, epochs, parts, clip, same_size)
                 set_random_state(device, before)
-                matrix, names = self._call_on_copies(function, inputs, local)
+                copy, found = self._call_on_copies(function, inputs, local)
             except Exception as error:
                 reason = f"{type(error).__name__}: {short_reason(error)}"
         self._attach(stack)
@@ -174,11 +176,14 @@ class CompiledSteps:
         if reason is None and not all(batch.untouched for batch in batches):
             reason = "the training step writes to its batch"
         if reason is None:
-            difference = relative_difference([stack.matrix - start], [matrix - start])
-            if difference <= UPDATE_TOLERANCE[start.dtype] and names == [ended.metrics.keys() for ended in expected]:
+            difference = relative_difference([stack.matrix - start], [copy.matrix - start])
+            names = [[one.metrics.keys() for one in ended] for ended in (expected, found)]
+            if difference <= UPDATE_TOLERANCE[start.dtype] and names[0] == names[1]:
                 assert function is not None
                 known.append(function)
-                return expected
+                stack.matrix.copy_(copy.matrix)
+                stack.buffers = copy.buffers
+                return found
             reason = f"the compiled updates differ from the eager ones by {difference:.1e}"
             if not all(map(torch.equal, before, random_state(device))):
                 reason = "the steps draw random numbers, which a compiled function draws otherwise"
@@ -187,15 +192,14 @@ class CompiledSteps:
 
     def _call_on_copies(
         self, function: CompiledFunction, inputs: StepInputs, local: LocalRound
-    ) -> tuple[Tensor, list[Any]]:
-        """The clients' weights after compiled steps, and under which names they logged; nothing else is changed."""
+    ) -> tuple[ClientStack, list[Ended]]:
+        """A copy of the clients after compiled steps, and how they have ended; nothing else is changed."""
         leaves, spec = inputs.flatten()
         leaves = [_copy(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         copies = StepInputs(**tree_unflatten(leaves, spec))
         stack = ClientStack(self._federation, copies.matrix)
         own = replace(local, state=copies.state, scratch=copies.scratch, scalars=dict(copies.scalars))
-        ended = function([leaf for leaf in leaves if isinstance(leaf, Tensor)], stack, own)
-        return copies.matrix, [one.metrics.keys() for one in ended]
+        return stack, function([leaf for leaf in leaves if isinstance(leaf, Tensor)], stack, own)
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,9 +24,12 @@ from lightning_feddua.engines.base import (
     find_engine,
     is_registered,
 )
+from lightning_feddua.engines.compile_choice import reason_not_to_compile
+from lightning_feddua.engines.compiled_engine import CompiledEngine
 from lightning_feddua.engines.prediction import predicted_speedup
 from lightning_feddua.engines.rehearsal import undone
 from lightning_feddua.engines.sequential import SequentialEngine
+from lightning_feddua.engines.stack_parts import StackPlan
 from lightning_feddua.engines.step_cost import CostCounter, StepCost
 from lightning_feddua.engines.vectorized import READ_IN_TURN, VectorizedEngine
 from lightning_feddua.errors import ClientError, ConfigurationError
@@ -39,8 +43,26 @@ _TRIAL_CLIENTS = 2
 _LEAST_SPEEDUP = 1.1
 
 
+class _Trial(NamedTuple):
+    """What a trial of stacks has shown.
+
+    Args:
+        obstacle: why clients cannot train in stacks, if so.
+        stacks: the stacks of the first round.
+        cost: of one client's step; None where it does not matter.
+        draws: whether steps draw random numbers.
+    """
+
+    obstacle: str | None
+    stacks: Sequence[StackPlan] = ()
+    cost: StepCost | None = None
+    draws: bool = False
+
+
 def choose_engine(
     engine: str | type[Engine],
+    compile: bool | Literal["auto"],
+    rounds: int,
     federation: Federation,
     algorithm: LocalTraining,
     first_round: Callable[[], tuple[list[Client], GlobalState]],
@@ -52,6 +74,8 @@ def choose_engine(
 
     Args:
         engine: what is asked for: ``"auto"``, or anything that :func:`find_engine` takes.
+        compile: whether stacks are compiled; ``"auto"`` for where it pays.
+        rounds: the number of rounds.
         federation: the module and its clients, with optimizers.
         algorithm: what clients do.
         first_round: gives this rank's part of the first cohort and the global state that it starts from; called only
@@ -60,20 +84,22 @@ def choose_engine(
     asked = None if engine == AUTO else find_engine(engine)
     if asked is SequentialEngine:
         return asked, asked.name
-    with_trial = asked is None or asked is VectorizedEngine
-    clients, state = first_round() if with_trial else ([], None)
-    if state is not None:
-        name, note = on_rank_zero(federation.fabric, _decide, asked is None, federation, algorithm, clients, state)
-    else:
-        name, note = on_rank_zero(federation.fabric, _check, asked, federation, algorithm)
-    return find_engine(name) if asked is None else asked, note
+    if asked is None or asked in (VectorizedEngine, CompiledEngine):
+        compile = True if asked is CompiledEngine else compile
+        clients, state = first_round()
+        arguments = asked is None, compile, rounds, federation, algorithm, clients, state
+        name, note = on_rank_zero(federation.fabric, _decide, *arguments)
+        return find_engine(name), note
+    _, note = on_rank_zero(federation.fabric, _check, asked, federation, algorithm)
+    return asked, note
 
 
-def known_engine(engine: str | type[Engine], known: str) -> tuple[type[Engine], str]:
+def known_engine(engine: str | type[Engine], compile: bool | Literal["auto"], known: str) -> tuple[type[Engine], str]:
     """The engine that a run has used so far, without a trial, and what the header says of it.
 
     Args:
         engine: what is asked for.
+        compile: whether stacks are compiled; ``"auto"`` for whatever was chosen.
         known: the name of the engine so far.
     """
     if engine == AUTO and not is_registered(known):
@@ -82,10 +108,14 @@ def known_engine(engine: str | type[Engine], known: str) -> tuple[type[Engine], 
             "Give its class or import path as `engine`.",
         )
     found = find_engine(known if engine == AUTO else engine)
+    if found is VectorizedEngine and (compile is True or (compile == AUTO and known == CompiledEngine.name)):
+        found = CompiledEngine
+    if found is CompiledEngine and engine == AUTO and compile is False:
+        found = VectorizedEngine
     if found.name != known:
         raise ConfigurationError(
-            f"The checkpoint's run used the {known} engine, and `engine={found.name}` would round differently.",
-            'Use the same or `engine="auto"`, or start a new run.',
+            f"The checkpoint's run used the {known} engine, and the {found.name} one would round differently.",
+            "Use the same, or leave out `engine` and `compile`; or start a new run.",
         )
     return found, f"{known}, as before"
 
@@ -101,34 +131,57 @@ def _check(engine: type[Engine], federation: Federation, algorithm: LocalTrainin
 
 
 def _decide(
-    auto: bool, federation: Federation, algorithm: LocalTraining, clients: list[Client], state: GlobalState
+    auto: bool,
+    compile: bool | Literal["auto"],
+    rounds: int,
+    federation: Federation,
+    algorithm: LocalTraining,
+    clients: list[Client],
+    state: GlobalState,
 ) -> tuple[str, str]:
-    """Whether clients are vectorized, and what to say of it; an error where that was asked for and is not possible."""
+    """Whether clients are vectorized and compiled, and what to say of it; an error where that cannot be had."""
     if auto and len(clients) < 2:
         return "sequential", "sequential (too few clients per rank to vectorize)"
     obstacle = VectorizedEngine.obstacle(federation, algorithm)
     if obstacle is None and any(isinstance(client.data, ClientStream) for client in clients):
         obstacle = READ_IN_TURN
-    stacks, speedup = "", 0.0
-    if obstacle is None and clients:
-        obstacle, stacks, speedup = _try(federation, algorithm, clients, state, auto)
+    tried = _try(federation, algorithm, clients, state, auto) if obstacle is None and clients else _Trial(obstacle)
+    if not auto and tried.obstacle is not None:
+        raise ConfigurationError(
+            f"The clients cannot be vectorized: {tried.obstacle}.", 'Use `engine="auto"` or "sequential".'
+        )
+    if tried.obstacle is not None:
+        return SequentialEngine.name, f"sequential (not vectorized: {tried.obstacle})"
+    reason = "`compile=False`" if compile is False else None
+    if compile == AUTO:
+        reason = "there are no clients in the first round"
+        if tried.cost is not None:
+            draws = tried.draws, algorithm.draws_steps
+            reason = reason_not_to_compile(federation, tried.cost, tried.stacks, rounds, *draws)
+    name = CompiledEngine.name if reason is None else VectorizedEngine.name
+    kind, more = ("vectorized and compiled", "") if reason is None else ("vectorized", f", not compiled ({reason})")
     if not auto:
-        if obstacle is not None:
-            raise ConfigurationError(
-                f"The clients cannot be vectorized: {obstacle}.", 'Use `engine="auto"` or "sequential".'
-            )
-        return "vectorized", "vectorized"
-    if obstacle is not None:
-        return "sequential", f"sequential (not vectorized: {obstacle})"
+        return name, kind + more
+    sequential, speed = _is_slower(name, tried, federation)
+    return (SequentialEngine.name, f"sequential ({speed})") if sequential else (name, f"{kind} ({speed}){more}")
+
+
+def _is_slower(name: str, tried: _Trial, federation: Federation) -> tuple[bool, str]:
+    """Whether training in stacks is slower than one by one, and by how much."""
+    speedup, threads, device = 0.0, torch.get_num_threads(), federation.fabric.device.type
+    if tried.cost is not None:
+        speedup = predicted_speedup(tried.cost, tried.stacks, device, threads, name == CompiledEngine.name)
+    largest = max(len(plan.sizes) for plan in tried.stacks)
+    stacks = f"stacks of {'' if len(tried.stacks) == 1 else 'up to '}{largest}"
     if speedup < _LEAST_SPEEDUP:
-        return "sequential", f"sequential ({stacks} would be about {speedup:.1f} times as fast)"
-    return "vectorized", f"vectorized ({stacks} are about {speedup:.1f} times as fast as one by one)"
+        return True, f"{stacks} would be about {speedup:.1f} times as fast"
+    return False, f"{stacks} are about {speedup:.1f} times as fast as one by one"
 
 
 def _try(
     federation: Federation, algorithm: LocalTraining, clients: list[Client], state: GlobalState, auto: bool
-) -> tuple[str | None, str, float]:
-    """An obstacle that shows in a trial; the stacks in words; how many times faster they should be than one by one."""
+) -> _Trial:
+    """Compare a few steps of a few clients."""
     size, dtype = state.weights.numel(), state.weights.dtype
     states = ClientStates(federation.fabric, algorithm.client_state, size, dtype)
     sequential = SequentialEngine(federation, algorithm, states)
@@ -140,15 +193,11 @@ def _try(
     vectorized.fewest_together = 1
     try:
         with undone(federation, state):
-            obstacle, cost = _compare(federation, sequential, vectorized, tried, short, auto)
+            found = _compare(federation, sequential, vectorized, tried, short, auto)
     finally:
         sequential.close()
-    threads, device = torch.get_num_threads(), federation.fabric.device.type
     vectorized.fewest_together = type(vectorized).fewest_together
-    stacks = vectorized.stacks(clients, state.work)
-    speedup = 0.0 if cost is None else predicted_speedup(cost, stacks, device, threads)
-    largest = max(len(plan.sizes) for plan in stacks)
-    return obstacle, f"stacks of {'' if len(stacks) == 1 else 'up to '}{largest}", speedup
+    return found._replace(stacks=vectorized.stacks(clients, state.work))
 
 
 def _shortened(work: LocalWork, largest: int) -> LocalWork:
@@ -174,8 +223,8 @@ def _compare(
     clients: list[Client],
     state: GlobalState,
     auto: bool,
-) -> tuple[str | None, StepCost | None]:
-    """An obstacle, if there is one, and the cost of one client's step."""
+) -> _Trial:
+    """An obstacle, if there is one, and what one client's step is like."""
     few, expected, random, problem = [], [], False, ""
     cost = StepCost()
     for client in clients:
@@ -186,7 +235,7 @@ def _compare(
             cost = counter.cost.per_step(state.work.minibatch_sizes(len(client.data)))
             few.append(client)
             if changed := federation.hidden_state.changes():
-                return f"its training step changes `{changed[0]}`", None
+                return _Trial(f"its training step changes `{changed[0]}`")
             drawn = drawn_from(state.seed, state.round, client.index, Purpose.LOCAL_STEPS, federation.fabric.device)
             random = random or bool(drawn)
         except ClientError as error:
@@ -195,21 +244,21 @@ def _compare(
         if len(few) == _TRIAL_CLIENTS:
             break
     if not few:
-        return f"its training step failed in a trial with {problem}", None
+        return _Trial(f"its training step failed in a trial with {problem}")
     if random and auto:
-        return "it draws random numbers in its steps, and would draw others", None
+        return _Trial("it draws random numbers in its steps, and would draw others")
     if cost.fused is not None and auto:
-        return "its recurrent layers run as one kernel only one by one", None
+        return _Trial("its recurrent layers run as one kernel only one by one")
     try:
         found = _deltas(vectorized, few, state)
         tolerance = UPDATE_TOLERANCE[federation.parameters.vector.dtype]
         if not random and not (difference := relative_difference(expected, found)) <= tolerance:
-            return f"its updates differ from the sequential ones by {difference:.1e}", None
+            return _Trial(f"its updates differ from the sequential ones by {difference:.1e}")
     except ClientError as error:
-        return short_reason(error.__cause__ or error), None
+        return _Trial(short_reason(error.__cause__ or error))
     finally:
         vectorized.release()
-    return None, cost
+    return _Trial(None, cost=cost, draws=random)
 
 
 def _deltas(engine: Engine, clients: list[Client], state: GlobalState) -> list[Tensor]:

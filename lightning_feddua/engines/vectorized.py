@@ -114,6 +114,11 @@ class VectorizedEngine(Engine):
             return f"its training step moves `{federation.buffers.parameter_names[0]}` without an optimizer"
         return federation.schedules.obstacle()
 
+    def expect(self, clients: list[Client], work: LocalWork) -> None:
+        """Make ready for rounds like the first, whose clients these are."""
+        if self._compiled is not None:
+            self._compiled.expect(self.stacks(clients, work))
+
     def stacks(self, clients: list[Client], work: LocalWork) -> list[StackPlan]:
         """What the clients would do in each stack that they would train in."""
         self._work = work

@@ -84,7 +84,6 @@ def test_compiled_equals_eager(case, tmp_path, recwarn):
     assert not [w for w in recwarn if "compiled" in str(w.message)]
     (eager, eager_history), (compiled, compiled_history) = results
     assert torch.linalg.norm(compiled - eager) <= tolerance * torch.linalg.norm(eager)
-    # The eager steps make the first round, which checks the compiled ones; those make the others.
     assert not torch.equal(eager, compiled)
     for a, b in zip(eager_history, compiled_history, strict=True):
         assert a.keys() == b.keys()

@@ -208,4 +208,4 @@ def test_a_trial_is_no_round_of_the_algorithm(tmp_path, engine):
 
 def test_an_engine_that_is_not_registered_is_asked_for():
     with pytest.raises(ConfigurationError, match=r"used the engine `printing`, which is not registered"):
-        known_engine("auto", "printing")
+        known_engine("auto", "auto", "printing")
