@@ -100,6 +100,8 @@ def _write_to_the_own_output():
     sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1, closefd=False) for n in (1, 2))
     warnings.resetwarnings()
     warnings.showwarning = lambda *args, **_: print(warnings.formatwarning(*args[:4]), file=sys.stderr)
+    # Of loggers without a handler: Lightning's get none where they are first imported in a test, as pytest's are there.
+    logging.basicConfig(stream=sys.stderr, format="%(message)s", force=True)
     for logger in (logging.root, *logging.root.manager.loggerDict.values()):
         for handler in getattr(logger, "handlers", []):
             if type(handler) is logging.StreamHandler:
