@@ -1,8 +1,10 @@
 """Moments of a run at which something may happen to a rank, from its start to its last exchange."""
 
 import os
+import random
 from pathlib import Path
 
+import pytest
 import torch
 from torchmetrics import MeanMetric
 
@@ -31,6 +33,24 @@ IN_ROUNDS = (
     *("logger", "save"),
 )
 MOMENTS = (*SET_UP, "sanity check", "fit start", *IN_ROUNDS, "fit end", "last barrier", "test", "predict")
+# Cases of each moment that the slow tests try. All of them take minutes.
+CASES_OF_A_MOMENT = int(os.environ.get("FEDDUA_TEST_MOMENTS", "1"))
+
+
+def cases(every, ordinary):
+    """Parameters of a test: the ordinary cases, and some of each moment for the slow tests.
+
+    Args:
+        every: all cases, as tuples.
+        ordinary: those of the fast tests.
+    """
+    draw, some = random.Random(0), set()
+    for moment in MOMENTS:
+        known = [case for case in every if moment in case]
+        some |= set(draw.sample(known, min(CASES_OF_A_MOMENT, len(known))))
+    slow = [case for case in every if case in some and case not in ordinary]
+    marked = [(case, ()) for case in ordinary] + [(case, pytest.mark.slow) for case in slow]
+    return [pytest.param(*case, marks=mark, id="-".join(map(str, case))) for case, mark in marked]
 
 
 class Act:

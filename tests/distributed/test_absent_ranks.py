@@ -6,29 +6,21 @@ import time
 
 import pytest
 
-from tests.distributed.moments import IN_ROUNDS, MOMENTS, OF_RANK_ZERO, Act, play
+from tests.distributed.moments import IN_ROUNDS, MOMENTS, OF_RANK_ZERO, Act, cases, play
 from tests.forked_ranks import ForkedRanks
 
 TIMEOUT = 3.0
 SIGNALS = {"stopped": signal.SIGSTOP, "killed": signal.SIGKILL}
-# One of each kind; the others take minutes.
 ORDINARY = [("killed", "data", 1), ("killed", "validation", 2), ("stopped", "move of states", 1)]
-CASES = [
+EVERY = [
     (how, moment, rank)
     for how in SIGNALS
     for moment in MOMENTS
     for rank in ((0,) if moment in OF_RANK_ZERO else (0, 2))
 ]
-CASES += [case for case in ORDINARY if case not in CASES]
 
 
-@pytest.mark.parametrize(
-    ("how", "moment", "rank"),
-    [
-        pytest.param(*case, marks=() if case in ORDINARY else pytest.mark.slow, id="-".join(map(str, case)))
-        for case in CASES
-    ],
-)
+@pytest.mark.parametrize(("how", "moment", "rank"), cases(EVERY, ORDINARY))
 def test_an_absent_rank_is_named(tmp_path, how, moment, rank):
     happened = tmp_path / "happened"
 

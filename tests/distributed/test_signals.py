@@ -7,27 +7,22 @@ import time
 import pytest
 
 from lightning_feddua.checkpoints.files import read
-from tests.distributed.moments import IN_ROUNDS, MOMENTS, OF_RANK_ZERO, ROUNDS, Act, play
+from tests.distributed.moments import IN_ROUNDS, MOMENTS, OF_RANK_ZERO, ROUNDS, Act, cases, play
 from tests.forked_ranks import ForkedRanks
 
 # Before ranks know of each other there is nobody to tell, and after the fit nothing to save.
 HEEDED = [moment for moment in MOMENTS if moment not in ("launch", "process group", "last barrier", "test", "predict")]
-# One of each kind; the others take minutes.
 ORDINARY = [("SIGTERM", "save", 0, 1), ("SIGTERM", "trial", 0, 0), ("SIGINT", "fit end", 1, 0)]
-CASES = [
+EVERY = [
     (name, moment, rank, times)
     for name in ("SIGTERM", "SIGINT")
     for moment in HEEDED
     for rank in ((0,) if moment in OF_RANK_ZERO else (0, 2, None))
     for times in ((1, ROUNDS - 1) if moment in IN_ROUNDS and moment not in ("training", "validation") else (0,))
 ]
-CASES += [case for case in ORDINARY if case not in CASES]
 
 
-@pytest.mark.parametrize(
-    ("name", "moment", "rank", "times"),
-    [pytest.param(*case, marks=() if case in ORDINARY else pytest.mark.slow) for case in CASES],
-)
+@pytest.mark.parametrize(("name", "moment", "rank", "times"), cases(EVERY, ORDINARY))
 def test_a_signal_is_heeded_by_all_ranks(tmp_path, name, moment, rank, times):
     def send():
         os.kill(os.getpid(), getattr(signal, name))
