@@ -11,7 +11,7 @@ import sys
 import lightning
 before = set(sys.modules)
 import lightning_feddua
-print(*sorted({name.partition(".")[0] for name in set(sys.modules) - before}))
+print(*sorted({name.partition(".")[0] for name in set(sys.modules) - before} - sys.stdlib_module_names))
 import lightning_feddua.cli
 print(*sorted({name.partition(".")[0] for name in set(sys.modules) - before}))
 """

@@ -2,7 +2,7 @@ import pytest
 
 from lightning_feddua import FederatedLoop
 from lightning_feddua.data import SyntheticRegression
-from lightning_feddua.metric_names import LOOP_COLUMNS, best_mode, large_is_worse
+from lightning_feddua.metric_names import CERTIFICATE, LOOP_COLUMNS, best_mode, large_is_worse
 from lightning_feddua.models import LinearRegression
 
 
@@ -56,4 +56,6 @@ def test_the_loop_writes_these_columns_and_what_the_module_logs(tmp_path):
     )
     loop.fit(LinearRegression(dim=4), SyntheticRegression(num_clients=2, dim=4))
     logged = {"loss", "val_loss", "last_iterate/val_loss"}
-    assert loop.history[0].keys() - logged == LOOP_COLUMNS
+    assert loop.history[0].keys() - logged == LOOP_COLUMNS - {CERTIFICATE}
+    header = (loop.run_dir / "metrics.csv").read_text().splitlines()[0].split(",")
+    assert set(header) - logged == LOOP_COLUMNS

@@ -54,7 +54,7 @@ class ClientData:
         index = positions if self._places is None else self._places[positions]
         if self._tensors is not None:
             rows = torch.from_numpy(index)
-            return [tensor[rows.to(tensor.device)] for tensor in self._tensors]
+            return [_taken(tensor, rows) for tensor in self._tensors]
         getitems = getattr(self._dataset, "__getitems__", None)
         samples = getitems(index.tolist()) if getitems else [self._dataset[i] for i in index.tolist()]
         return self._collate(samples)
@@ -72,7 +72,7 @@ def stacked_batch(clients: Sequence[ClientData], positions: Sequence[np.ndarray]
         return None
     rows = [p if c._places is None else c._places[p] for c, p in zip(clients, positions, strict=True)]
     index = torch.from_numpy(np.stack(rows))
-    return [tensor[index.to(tensor.device)] for tensor in tensors]
+    return [_taken(tensor, index.flatten()).unflatten(0, index.shape) for tensor in tensors]
 
 
 class ReusableBatch:
@@ -146,6 +146,12 @@ def minibatches(
             order = rng.permutation(size)
             for start in range(0, size, batch_size)[:length]:
                 yield epoch, order[start : start + batch_size]
+
+
+def _taken(tensor: Tensor, rows: Tensor) -> Tensor:
+    """Copies of some rows. `index_select` is several times faster, but makes any memory format the plain one."""
+    rows = rows.to(tensor.device)
+    return tensor.index_select(0, rows) if tensor.is_contiguous() else tensor[rows]
 
 
 def _unwrap_subsets(dataset: Dataset[Any]) -> tuple[Dataset[Any], np.ndarray | None]:

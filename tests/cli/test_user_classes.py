@@ -144,6 +144,7 @@ def test_a_comparison_of_it(folder):
     assert main(["compare", "--config", "recipe.yaml", *methods, *LOOP]) == 0
 
 
+@pytest.mark.slow
 def test_pytorch_lightning_is_imported_for_those_who_use_it(folder):
     code = (
         "import sys; from lightning_feddua.cli import main\n"

@@ -47,6 +47,7 @@ def rounds_done(out_dir):
     return len(tables[-1].read_text().splitlines()) - 1 if tables else 0
 
 
+@pytest.mark.slow
 def test_ranks_killed_at_random(tmp_path):
     """As torchrun's agent goes on when a rank dies: the others get SIGTERM, and all are started again."""
     expected = run(1, tmp_path / "whole", DropoutCNN, arguments())

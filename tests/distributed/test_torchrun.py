@@ -1,6 +1,6 @@
 """Ranks with gloo: their number changes nothing but the time.
 
-Two are started by a real torchrun. The others are forked with torchrun's environment, which takes no time.
+They are forked with torchrun's environment, which takes no time; a slow test has a real torchrun start them.
 """
 
 import os
@@ -28,12 +28,25 @@ def torchrun(*arguments, processes, module="tests.distributed.train"):
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     folders = {n: tmp_path_factory.mktemp(f"ranks{n}") for n in WORLD_SIZES}
-    finished = torchrun(folders[2], processes=2)
-    assert finished.returncode == 0, finished.stderr
-    for n in (1, 3):
-        ranks = ForkedRanks(lambda folder=folders[n]: train.main(folder), n, folders[n])
+    for n, folder in folders.items():
+        ranks = ForkedRanks(lambda folder=folder: train.main(folder), n, folder)
         assert ranks.wait() == [0] * n, ranks.output(0)
-    return {n: {r["name"]: r for r in torch.load(f / "results.pt", weights_only=True)} for n, f in folders.items()}
+    return {n: read(folder) for n, folder in folders.items()}
+
+
+def read(folder):
+    return {run["name"]: run for run in torch.load(folder / "results.pt", weights_only=True)}
+
+
+@pytest.mark.slow
+def test_a_real_torchrun_gives_the_same_runs(results, tmp_path):
+    finished = torchrun(tmp_path, processes=2)
+    assert finished.returncode == 0, finished.stderr
+    for name, run in read(tmp_path).items():
+        expected = results[2][name]
+        assert run["collectives"] == expected["collectives"]
+        assert repr(run["history"]) == repr(expected["history"])
+        assert all(torch.equal(value, expected["state"][key]) for key, value in run["state"].items())
 
 
 @pytest.mark.parametrize("run", ["partial", "idle rank", "classifier"])
