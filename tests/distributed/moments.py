@@ -157,7 +157,7 @@ class Moments(FederatedCallback):
         self.act.at("fit end")
 
 
-def play(act, out_dir, **arguments):
+def play(act, out_dir, ckpt_path=None, **arguments):
     """Fit, test and predict on this rank, with something that happens at a moment; returns the loop."""
     for moment, (owner, name) in FUNCTIONS.items():
         setattr(owner, name, act.before(moment, getattr(owner, name)))
@@ -172,7 +172,7 @@ def play(act, out_dir, **arguments):
     torch.distributed.init_process_group = act.before("process group", init)
     torch.manual_seed(0)
     model, data = Module(act), Data(act)
-    loop.fit(model, data)
+    loop.fit(model, data, ckpt_path)
     loop.test(model, data)
     loop.predict(model, classification(1000))
     return loop
