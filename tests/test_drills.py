@@ -1,4 +1,4 @@
-"""Three tries of each fault; ``python -m tests.drills`` tries hundreds."""
+"""One try of each fault; ``python -m tests.drills`` tries hundreds."""
 
 import pytest
 
@@ -11,7 +11,6 @@ def expected(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_a_fault(kind, seed, tmp_path, expected):
-    assert attempt(kind, seed, tmp_path / "drill", expected)
+def test_a_fault(kind, tmp_path, expected):
+    assert attempt(kind, 0, tmp_path / "drill", expected)

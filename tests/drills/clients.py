@@ -88,9 +88,9 @@ def skipped_clients(drill, kind):
     assert not any(ranks.wait(SECONDS)), ranks.output(0)
     found = drill.result()
     assert all(value.isfinite().all() for value in found["state"].values())
-    assert sum(row["skipped_clients"] for row in found["history"]) == sum(
-        ranks.output(rank).count("is left out of round") for rank in range(len(ranks.pids))
-    )
+    skipped = sum(row["skipped_clients"] for row in found["history"])
+    assert skipped or kind == "random"
+    assert skipped == sum(ranks.output(rank).count("is left out of round") for rank in range(len(ranks.pids)))
     alone = drill.start(data=data, world_size=1, ckpt_path=None, on_client_error="skip")
     assert not any(alone.wait(SECONDS)), alone.output(0)
     assert_same(drill.result(), found)
