@@ -165,7 +165,7 @@ def play(act, out_dir, ckpt_path=None, **arguments):
     defaults = {"max_rounds": ROUNDS, "local_steps": 2, "clients_per_round": 5, "checkpoint_every": 1, "timeout": 3.0}
     fixed = {"server": FedAvg(), "out_dir": out_dir, "enable_progress_bar": False, "accelerator": "cpu"}
     if act.moment != "trial":
-        fixed |= {"client": Scaffold(), "engine": "sequential"}
+        fixed |= {"client": Scaffold(), "reproducible": True}
     loop = FederatedLoop(**{**defaults, **fixed, **arguments}, callbacks=Moments(act))
     loop.fabric.log_dict = act.before("logger", loop.fabric.log_dict)
     init = torch.distributed.init_process_group

@@ -13,7 +13,7 @@ def certificates(folder):
         return [row["certificate"] for row in csv.DictReader(file)]
 
 
-def resumed(drill, moment, lost=0):
+def resumed(drill, moment):
     """The same command again ends with the certificates of a run that was not disturbed."""
     if moment in SET_UP:
         assert not list(drill.folder.glob("version_*/last.ckpt"))
