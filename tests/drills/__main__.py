@@ -4,6 +4,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -37,7 +38,8 @@ def main():
     kinds = [kind for kind in KINDS if options.only is None or kind.__name__ in options.only]
     tries = in_turn(kinds, options.tries) if options.hours is None else at_random(kinds, options.hours, options.seed)
     outcomes, start = Counter(), time.monotonic()
-    with tempfile.TemporaryDirectory() as name:
+    # Who has seen enough of a soak still gets the table.
+    with tempfile.TemporaryDirectory() as name, suppress(KeyboardInterrupt):
         folder = Path(name)
         expected = undisturbed(folder)
         for number, (kind, seed) in enumerate(tries):
