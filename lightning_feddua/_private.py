@@ -59,8 +59,9 @@ def recomputed_attributes(module: torch.nn.Module) -> list[str]:
 
 
 def metadata_of(state_dict: Mapping[str, Any]) -> Any:
-    """The versions of modules that a state dict carries in an attribute; None if it has none."""
-    return getattr(state_dict, "_metadata", None)
+    """The versions of modules that a state dict carries in an attribute; None if it has none, or OmegaConf's own."""
+    found = getattr(state_dict, "_metadata", None)
+    return found if isinstance(found, Mapping) else None
 
 
 def set_metadata(state_dict: MutableMapping[str, Any], metadata: Any) -> None:

@@ -59,6 +59,9 @@ def test_a_state_dict_has_metadata():
     _private.set_metadata(copy, _private.metadata_of(state_dict))
     assert _private.metadata_of(copy) == _private.metadata_of(state_dict)
     assert _private.metadata_of({}) is None
+    # As OmegaConf's dictionaries have one.
+    copy._metadata = object()
+    assert _private.metadata_of(copy) is None
 
 
 def test_a_module_has_these_registries():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -207,8 +207,9 @@ def _plain(value: Any, where: str) -> Any:
         state_dict = OrderedDict(items)
         set_metadata(state_dict, metadata)
         return state_dict
-    if isinstance(value, list | tuple | set):
-        kind = next(kind for kind in (list, tuple, set) if isinstance(value, kind))
+    if isinstance(value, Sequence | set) and not isinstance(value, str | bytes | bytearray | memoryview):
+        # A sequence of another kind, such as OmegaConf's, is kept as a list.
+        kind = next((kind for kind in (tuple, set) if isinstance(value, kind)), list)
         return kind(_plain(item, f"{where}.{i}") for i, item in enumerate(value))
     raise ConfigurationError(
         f"`{where}` is a `{type(value).__name__}`, which a checkpoint cannot hold: loading it could run code.",

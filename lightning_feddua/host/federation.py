@@ -34,10 +34,11 @@ from lightning_feddua.host.other_parameters import OtherParameters
 from lightning_feddua.host.parameters import FlatParameters
 from lightning_feddua.host.removed_hooks import check_removed_hooks
 from lightning_feddua.host.schedules import LocalSchedules, check_manual_optimization
-from lightning_feddua.host.tensor_checks import check_initialised, check_tensors
+from lightning_feddua.host.tensor_checks import check_initialised, check_tensors, tensor_names
 from lightning_feddua.host.trainer.view import TrainerView
 from lightning_feddua.host.world_of_one import WorldOfOne
 from lightning_feddua.launch.arithmetic import fixed_arithmetic
+from lightning_feddua.launch.processes import forks
 from lightning_feddua.lightning_names import is_overridden
 from lightning_feddua.randomness import preserved_random_state
 
@@ -210,6 +211,7 @@ class Federation:
         return work_sizes(self.datamodule.clients, lambda: self.sizes, self.datamodule.batch_size)
 
     def _set_up_module(self) -> None:
+        names = tensor_names(self.module)
         self.callbacks.call("setup", stage=self._setup_stage)
         if is_overridden("setup", self.module):
             self.module.setup(self._setup_stage)
@@ -217,7 +219,7 @@ class Federation:
         self._stack.callback(self.callbacks.call, "teardown", stage=self._setup_stage)
         if is_overridden("configure_model", self.module):
             self.module.configure_model()
-        check_initialised(self.module)
+        check_initialised(self.module, names if forks(self.fabric) else None)
         self.fabric.strategy.precision.convert_module(self.module)
         self.fabric.to_device(self.module)
         if self._settings.channels_last:
@@ -294,7 +296,5 @@ class Federation:
 
 
 def _empty_client(name: str, others: int = 0) -> ConfigurationError:
-    more = f" and {others} more" if others else ""
-    return ConfigurationError(
-        f"The dataset of client `{name}`{more} is empty.", "Leave such clients out of the data module."
-    )
+    problem = f"The dataset of client `{name}`{f' and {others} more' if others else ''} is empty."
+    return ConfigurationError(problem, "Leave such clients out of the data module.")

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from lightning_feddua import FedAvg
+from lightning_feddua import ConfigurationError, FedAvg
 from lightning_feddua.models import LinearRegression
 from tests.modules import Classifier, classification
 
@@ -68,3 +68,19 @@ def test_optimizers_with_a_state_from_the_start(make_loop, clients):
     loop = make_loop()
     loop.fit(Module(), clients)
     assert loop.history[-1]["clients"] == 4
+
+
+def test_an_optimizer_that_gets_other_parameters_in_a_client_is_refused(make_loop, clients):
+    class Late(Classifier):
+        def configure_optimizers(self):
+            self.net[0].requires_grad_(False)
+            return torch.optim.SGD(self.net[1:].parameters(), lr=0.1)
+
+        def on_train_epoch_start(self):
+            self.net[0].requires_grad_(True)
+            self.optimizers().add_param_group({"params": self.net[0].parameters()})
+
+    with pytest.raises(
+        ConfigurationError, match=r"optimizer of `Late` has got other parameters in .* steps\. Give it all"
+    ):
+        make_loop(max_rounds=1).fit(Late(), clients)

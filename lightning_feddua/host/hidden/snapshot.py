@@ -43,9 +43,9 @@ class Snapshot:
     """Remembers objects and what can be reached from them: attributes, containers, tensors, arrays, generators.
 
     Also variables of closures, optimizers and schedulers of torch's. Of iterators it shows whether they have been
-    advanced, which cannot be undone. Not followed are classes other than those of modules, what a function keeps in
-    its cache (``lru_cache``) or in global variables, data sets, loggers, and other objects of Lightning and torch that
-    are no modules.
+    advanced, which cannot be undone. Not followed are classes of other packages than the owners' that are no modules,
+    what a function keeps in its cache (``lru_cache``) or in global variables, data sets, loggers, and other objects of
+    Lightning and torch that are no modules.
 
     Args:
         owners: the objects, by what a user knows them by.
@@ -76,6 +76,8 @@ class Snapshot:
         self._parents: list[Any] = []
         queue: deque[tuple[str, Any]] = deque(owners.items())
         roots = {id(owner) for owner in owners.values()}
+        # Where classes of helpers count, and not only those of modules.
+        self._packages = {package_of_class(cls) for owner in owners.values() for cls in type(owner).__mro__} - OTHERS
         while queue:
             label, value = queue.popleft()
             if id(value) not in self._seen:
@@ -187,6 +189,9 @@ class Snapshot:
             self._add(GeneratorState(label, value), self._each)
         elif isinstance(value, bytearray | array):
             self._add(Elements(label, value), self._each)
+        elif isinstance(value, memoryview):
+            self._parents.append(value)
+            yield label, value.obj
         elif isinstance(value, MethodType | BuiltinFunctionType):
             self._parents.append(value)
             yield label, value.__self__
@@ -199,6 +204,8 @@ class Snapshot:
             self._add(Progress(label, value), self._each)
         elif is_root or is_followed(value):
             yield from self._remember_object(label, value)
+            if package_of_class(type(value)) in self._packages:
+                yield from self._remember_classes(type(value))
         else:
             self._parents.append(value)
 
@@ -213,7 +220,10 @@ class Snapshot:
         own = dict(module.named_parameters(recurse=False))
         if own:
             self._add(Flags(label, own), self._each)
-        for cls in type(module).__mro__:
+        yield from self._remember_classes(type(module))
+
+    def _remember_classes(self, kind: type) -> Iterator[tuple[str, Any]]:
+        for cls in kind.__mro__:
             if package_of_class(cls) not in OTHERS and id(cls) not in self._seen:
                 self._seen.add(id(cls))
                 self._add_items(ClassAttributes(cls.__name__, cls))
