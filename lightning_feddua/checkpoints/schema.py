@@ -18,6 +18,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
 }
 # Those that came later.
 _LATER: dict[str, type] = {"moving": list, "metrics": dict, "columns": dict, "round": int, "eta_g": float}
+_LATER |= {"certificates": str}
 _PLAIN = (bool, int, float, str)
 
 
