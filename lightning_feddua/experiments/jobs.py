@@ -205,7 +205,8 @@ def _run_all(
 def _start(job: Job, slot: int, devices: int, ends: Lifeline) -> _Running:
     job.folder.mkdir(parents=True, exist_ok=True)
     (job.folder / FINISHED_FILE).unlink(missing_ok=True)
-    (job.folder / JOB_FILE).write_text(yaml.safe_dump(dict(job.recipe), sort_keys=False))
+    with whole_file(job.folder / JOB_FILE) as file:
+        yaml.safe_dump(dict(job.recipe), file, sort_keys=False)
     earlier = newest_version(job.folder)
     process = start(partial(_work, job, _fit_arguments(job, slot, devices)), job.log, ends)
     return _Running(job, process, slot, earlier)
