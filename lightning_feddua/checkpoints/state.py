@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lightning_feddua._private import hparams_name, metadata_of, set_metadata
 from lightning_feddua.checkpoints.files import AVERAGED, FEDERATED, FORMAT
+from lightning_feddua.checkpoints.identity import moved_parts
 from lightning_feddua.checkpoints.loggers import logger_positions
 from lightning_feddua.errors import ConfigurationError
 from lightning_feddua.host.kept_metrics import metric_states
@@ -59,6 +60,7 @@ def _federated_state(loop: FederatedLoop) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "identity": loop.identity,
+        "moved": moved_parts(loop.identity, federation),
         "engine": loop.backend.engine_name,
         **run.state_dict(),
         "history": run.history_text.encode(run.history, lambda row: _plain(row, "history")),

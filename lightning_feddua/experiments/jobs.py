@@ -11,7 +11,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import wait
@@ -28,7 +28,7 @@ from lightning_feddua.callbacks import CSVLog
 from lightning_feddua.errors import ConfigurationError, DivergenceError
 from lightning_feddua.experiments.job_process import Lifeline, check_can_fork, end, lifeline, start
 from lightning_feddua.experiments.live_display import LiveDisplay, RunProgress
-from lightning_feddua.experiments.results import FINISHED_FILE, JOB_FILE, read_json
+from lightning_feddua.experiments.reading import FINISHED_FILE, JOB_FILE, read_json
 from lightning_feddua.files import whole_file
 from lightning_feddua.launch.fabric import leave_process_group
 from lightning_feddua.launch.run_folders import newest_version
@@ -49,11 +49,13 @@ class Job:
         name: what to call it.
         folder: its own folder; results are in a ``version_N`` below it.
         recipe: the resolved recipe.
+        method: which method it is a run of, if its folder cannot be called that.
     """
 
     name: str
     folder: Path
     recipe: Mapping[str, Any]
+    method: str = ""
 
     @property
     def fingerprint(self) -> str:
@@ -135,7 +137,7 @@ def run_jobs(
     workers = workers or devices or _count_cores()
     make_folder(root)
     # Forked children hold the lock, too, until they have ended.
-    with _only_command(root):
+    with only_command(root):
         finished = [job for job in jobs if job.finished]
         for job in finished:
             check(job)
@@ -157,7 +159,8 @@ def make_folder(root: Path) -> None:
 
 
 @contextmanager
-def _only_command(root: Path) -> Iterator[None]:
+def only_command(root: Path) -> Iterator[None]:
+    """Be the only one at work in a folder of many runs, or give one clear error."""
     with ExitStack() as stack:
         try:
             stack.enter_context(locked(root / _LOCK_FILE, _LOCK_SECONDS))
@@ -202,7 +205,8 @@ def _run_all(
 def _start(job: Job, slot: int, devices: int, ends: Lifeline) -> _Running:
     job.folder.mkdir(parents=True, exist_ok=True)
     (job.folder / FINISHED_FILE).unlink(missing_ok=True)
-    (job.folder / JOB_FILE).write_text(yaml.safe_dump(dict(job.recipe), sort_keys=False))
+    with whole_file(job.folder / JOB_FILE) as file:
+        yaml.safe_dump(dict(job.recipe), file, sort_keys=False)
     earlier = newest_version(job.folder)
     process = start(partial(_work, job, _fit_arguments(job, slot, devices)), job.log, ends)
     return _Running(job, process, slot, earlier)
@@ -223,7 +227,7 @@ def _work(job: Job, arguments: list[str]) -> int:
     sys.argv[1:] = arguments
     from lightning_feddua.cli import main
 
-    mark: dict[str, Any] = {"recipe_sha256": job.fingerprint}
+    mark: dict[str, Any] = {"recipe_sha256": job.fingerprint, "method": job.method}
     try:
         code = main(arguments)
     except DivergenceError as error:
@@ -233,7 +237,7 @@ def _work(job: Job, arguments: list[str]) -> int:
         version = newest_version(job.folder)
         assert version is not None
         mark["version"] = version.name
-    if len(mark) > 1:
+    if {"diverged", "version"} & mark.keys():
         with whole_file(job.folder / FINISHED_FILE) as file:
             json.dump(mark, file, indent=2)
     leave_process_group()
@@ -259,15 +263,20 @@ def _count_cores() -> int:
 
 
 def _last_row(path: Path) -> dict[str, float]:
-    """The last complete line of a log, without reading all of it."""
+    """The numbers in the last complete line of a log, without reading all of it."""
     with path.open("rb") as file:
-        names = file.readline().decode().rstrip("\r\n").split(",")
+        names = next(csv.reader([file.readline().decode(errors="replace")]), [])
         file.seek(max(file.tell(), path.stat().st_size - 100 * len(names)))
         lines = file.read().decode(errors="replace").split("\n")[:-1]
     cells = next(csv.reader(lines[-1:]), [])
-    if len(cells) != len(names):
-        return {}
-    return {name: float(cell) for name, cell in zip(names, cells, strict=True) if cell and name != CERTIFICATE}
+    row = {}
+    if len(cells) == len(names):
+        for name, cell in zip(names, cells, strict=True):
+            # Somebody's callback may log what is no number.
+            with suppress(ValueError):
+                row[name] = float(cell)
+    row.pop(CERTIFICATE, None)
+    return row if "round" in row else {}
 
 
 def _last_words(log: Path) -> str:
