@@ -31,6 +31,7 @@ from lightning_feddua.callbacks.stopping import (
     tell_why,
     unsaved,
 )
+from lightning_feddua.certificates.finite_state import check_weights
 from lightning_feddua.checkpoints import Found, find_checkpoint, finish_loggers, restore, start_loggers
 from lightning_feddua.checkpoints.identity import agreed_digest, identity
 from lightning_feddua.clients import LocalTraining
@@ -251,6 +252,7 @@ class FederatedLoop(LoopEvaluation):
         # The server's step: w_{t+1} = w_t + η G⁻¹ v, for FedDuA.
         self._hooks.call("on_aggregate_end", only=self.server, loop=self, update=update)
         self.client.aggregate(weights, update, run.eta_g)
+        check_weights(self)
         if run.average is not None:
             run.average.lerp_(weights, 0.5)
         federation.buffers.update(update.float_buffers, update.float_changed, update.integer_buffers)
