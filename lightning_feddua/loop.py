@@ -91,6 +91,8 @@ class FederatedLoop(LoopEvaluation):
         self.identity_digest = ""
         self.client_metrics = {}
         self._federation: Federation | None = None
+        # Where to end a fit that repeats only a part of a run.
+        self._until: int | None = None
         self._elsewhere: dict[str, Any] = {}
         self._hooks = Hooks([])
         self._preemption = Preemption(enabled=False)
@@ -155,7 +157,7 @@ class FederatedLoop(LoopEvaluation):
                 # Nobody begins a round who has yet to hear that another was told to end.
                 barrier(self.fabric)
                 self._preemption.wait_for_rounds(saves(self.callbacks))
-                for round in range(len(run.history), self.max_rounds):
+                for round in range(len(run.history), self._until or self.max_rounds):
                     self._run_round(round, federation)
                     heed_signals_of_save(self)
                     if run.stop_reason is not None:

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
 
-import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 

@@ -54,6 +54,6 @@ def check_state(loop: FederatedLoop, federation: Federation, excused: set[str]) 
     if found:
         raise NotFiniteError(
             f"After round {loop.run.round} {found[0]} is not finite{f', and {len(found) - 1} more' * (len(found) > 1)}."
-            " Nothing of this round is saved; look at what changes that, in the server, in validation or in a callback.",
+            " Nothing of this round is saved; look at what the server, validation and callbacks do.",
             loop.run.round,
         )
