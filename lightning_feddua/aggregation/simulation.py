@@ -120,6 +120,8 @@ class Simulation(Backend):
         self.states.move([[cohort[position] for position, _ in hand] for hand in deal.hands])
         faults.start()
         clients = self._own_clients(cohort, deal, round, faults)
+        with faults.held():
+            self.states.check()
         self._begin_round(clients, deal, state, faults)
         reduction.start(len(cohort), deal)
         with faults.held(), self._federation.world_of_one.entered():
