@@ -120,6 +120,8 @@ class Simulation(Backend):
         self.states.move([[cohort[position] for position, _ in hand] for hand in deal.hands])
         faults.start()
         clients = self._own_clients(cohort, deal, round, faults)
+        with faults.held():
+            self.states.check()
         self._begin_round(clients, deal, state, faults)
         reduction.start(len(cohort), deal)
         with faults.held(), self._federation.world_of_one.entered():
@@ -127,7 +129,7 @@ class Simulation(Backend):
         update = reduction.all_reduce(stop(), faults.error is not None)
         self.stop = reduction.stop
         ids = self._federation.client_ids
-        faults.check(reduction.failed, update.squared_norms, lambda i: str(ids[cohort[i]]), state)
+        faults.check(reduction.failed, update, reduction.flaws, lambda i: str(ids[cohort[i]]), round)
         self._transforms.round(update, round, len(cohort))
         if self._keeps and update.clients == 1:
             update.sole_weights = SoleWeights(update.extra_vectors.pop(_OWN_WEIGHTS), update.mean_delta)
@@ -254,6 +256,7 @@ class Simulation(Backend):
         if self._algorithm.needs_mean_gradient:
             vectors = faults.gradients(clients, state, ExtraGradients(federation).of_client)
             mean_gradient = mean_vector(self._fabric, vectors, self._weights, self._lanes, deal)
+            faults.check_mean(mean_gradient, state.round)
         self._algorithm.begin_round(federation.optimizers.lr, mean_gradient)
 
 

@@ -32,7 +32,7 @@ from lightning_feddua.cli.recipe_arguments import resolve_recipe
 from lightning_feddua.cli.recipe_classes import SECTIONS
 from lightning_feddua.cli.recipes import shipped_recipes
 from lightning_feddua.cli.verify import add_verify_arguments, take_recipe, verify
-from lightning_feddua.errors import ClientError, ConfigurationError, DivergenceError, choices
+from lightning_feddua.errors import ClientError, ConfigurationError, NotFiniteError, choices
 from lightning_feddua.experiments.compare import (
     add_compare_arguments,
     add_plot_arguments,
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if cause is None:
             own = own_traceback(error)
             # Several runs go on where one has diverged.
-            if own is None or isinstance(error, DivergenceError):
+            if own is None or isinstance(error, NotFiniteError):
                 raise
             print(f"{own}feddua: error: {_in_a_sentence(error)}", file=sys.stderr)
             return 1

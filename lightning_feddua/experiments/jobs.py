@@ -25,7 +25,7 @@ from lightning.fabric.accelerators import CUDAAccelerator, MPSAccelerator
 from lightning.fabric.plugins.environments import TorchElasticEnvironment
 
 from lightning_feddua.callbacks import CSVLog
-from lightning_feddua.errors import ConfigurationError, DivergenceError
+from lightning_feddua.errors import ConfigurationError, NotFiniteError
 from lightning_feddua.experiments.job_process import Lifeline, check_can_fork, end, lifeline, start
 from lightning_feddua.experiments.live_display import LiveDisplay, RunProgress
 from lightning_feddua.experiments.reading import FINISHED_FILE, JOB_FILE, read_json
@@ -230,7 +230,7 @@ def _work(job: Job, arguments: list[str]) -> int:
     mark: dict[str, Any] = {"recipe_sha256": job.fingerprint, "method": job.method}
     try:
         code = main(arguments)
-    except DivergenceError as error:
+    except NotFiniteError as error:
         traceback.print_exc()
         code, mark["diverged"] = 1, error.round
     if code == 0:
