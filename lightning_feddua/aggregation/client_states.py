@@ -11,7 +11,6 @@ from torch import Tensor
 
 from lightning_feddua.aggregation.collectives import pass_on
 from lightning_feddua.aggregation.disk_rows import DiskRows
-from lightning_feddua.certificates.fingerprint import fingerprint
 
 # How many clients' vectors are on their way to rank 0 at a time.
 _AT_ONCE = 64
@@ -79,6 +78,9 @@ class ClientStates:
             self._rows[client].copy_(row)
         else:
             self._rows[client] = row if self._on_disk or row.data_ptr() != vectors.data_ptr() else row.clone()
+        # Its package imports engines, which import this module.
+        from lightning_feddua.certificates.fingerprint import fingerprint
+
         self._fingerprints[client] = int(fingerprint(row, place=client))
 
     def move(self, hands: Sequence[Sequence[int]]) -> None:
