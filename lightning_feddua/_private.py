@@ -148,6 +148,7 @@ EAGER_RANDOM_NUMBERS: dict[str, Any] = {"fallback_random": True}
 STORED_VALUES_ARE_READ: dict[str, Any] = {"realize_reads_threshold": 1}
 # The loggers that report on the compiler's own progress, and on errors of a trace, which are raised anyway.
 COMPILER_LOGGER, TRACER_LOGGER = "torch._inductor", "torch._subclasses.fake_tensor"
+COMPILER_MODULES = ("torch._inductor.compile_fx", "torch._inductor.codegen.cpp")  # what takes a second to import
 
 
 def threads_option(threads: int) -> dict[str, Any]:

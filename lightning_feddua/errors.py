@@ -44,6 +44,12 @@ def instead_of(name: str, allowed: Iterable[str]) -> str:
     return f"Write `{near[0]}` if that was meant." if near else f"Choose among {choices(known)}."
 
 
+def hint(name: str, allowed: Iterable[str], initial: str = "c") -> str:
+    """The beginning of a sentence, up to the first letter of the word that follows it, such as "choose"."""
+    near = difflib.get_close_matches(str(name), list(allowed), n=1)
+    return f"Write `{near[0]}` if that was meant, or {initial}" if near else initial.upper()
+
+
 class ClientError(RuntimeError):
     """Something failed in a client; the cause is chained.
 

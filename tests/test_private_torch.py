@@ -107,6 +107,7 @@ def test_a_traced_function_is_compiled_and_cached():
         assert list(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).rglob("fxgraph/**/*")), (
             "nothing is in the cache on disk"
         )
+    assert {*_private.COMPILER_MODULES} <= sys.modules.keys()
 
 
 def test_random_numbers_of_compiled_code_are_those_of_eager_code():

@@ -11,9 +11,14 @@ from typing import Any
 
 import yaml
 
-from lightning_feddua.cli.recipe_classes import BASE, PRESETS, SECTIONS, hint
-from lightning_feddua.errors import ConfigurationError, choices, instead_of
+from lightning_feddua.errors import ConfigurationError, choices, hint, instead_of
 from lightning_feddua.plain_yaml import load_yaml
+
+# Sections of a recipe that choose a class; the loop's settings are another.
+SECTION_NAMES = ("server", "client", "model", "data")
+# Further keys of a recipe.
+BASE = "base"
+PRESETS = "presets"
 
 
 class _DuplicateKeyError(Exception):
@@ -86,7 +91,7 @@ def load_recipe(path: Path, heirs: tuple[Path, ...] = ()) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigurationError(
             f"The recipe `{path}` holds a {type(content).__name__}, not a mapping.",
-            f"Give it the sections {choices([*SECTIONS, 'loop'])}.",
+            f"Give it the sections {choices([*SECTION_NAMES, 'loop'])}.",
         )
     if BASE not in content:
         return content

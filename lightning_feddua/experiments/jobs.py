@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -24,6 +25,7 @@ import yaml
 from lightning.fabric.accelerators import CUDAAccelerator, MPSAccelerator
 from lightning.fabric.plugins.environments import TorchElasticEnvironment
 
+from lightning_feddua._private import COMPILER_MODULES
 from lightning_feddua.callbacks import CSVLog
 from lightning_feddua.errors import ConfigurationError, NotFiniteError
 from lightning_feddua.experiments.job_process import Lifeline, check_can_fork, end, lifeline, start
@@ -116,8 +118,9 @@ def run_jobs(
 ) -> list[Job]:
     """Do all jobs that are not done yet; a failed one does not stop the others.
 
-    Processes are forked, so that a job does not pay for imports again; the caller must not have used a GPU. All of them
-    end with this one, however it ends.
+    Each job has a process of its own, forked from this one: it does not pay for imports again, and nothing that another
+    job has done to its process can change its result. The caller must not have used a GPU. All processes end with this
+    one, however it ends.
 
     Args:
         jobs: what to do.
@@ -144,6 +147,12 @@ def run_jobs(
         diverged = [job for job in jobs if reuse_diverged and job.diverged]
         waiting = deque(job for job in jobs if job not in finished and job not in diverged)
         display.start(total=len(jobs), reused=len(jobs) - len(waiting))
+        if any(job.recipe["loop"].get("compile") for job in waiting):
+            for name in COMPILER_MODULES:
+                import_module(name)
+        if workers > 1:
+            # So that none is left alone at the end.
+            waiting = deque(sorted(waiting, key=_work_of, reverse=True))
         return diverged + _run_all(waiting, workers, devices, display, check)
 
 
@@ -200,6 +209,15 @@ def _run_all(
                 end(left.process)
             display.close()
     return failed
+
+
+def _work_of(job: Job) -> float:
+    """How long a job takes, compared with others of the same model and data."""
+    loop, data = job.recipe["loop"], job.recipe.get("data", {}).get("init_args") or {}
+    # Where all clients take part, the data may say how many there are.
+    known = (loop.get("clients_per_round"), data.get("num_clients"))
+    clients = next((count for count in known if isinstance(count, int)), 1)
+    return loop["max_rounds"] * clients * (loop.get("local_steps") or loop.get("local_epochs") or 1)
 
 
 def _start(job: Job, slot: int, devices: int, ends: Lifeline) -> _Running:

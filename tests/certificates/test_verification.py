@@ -9,7 +9,7 @@ from torch import nn
 
 from lightning_feddua import ConfigurationError, FedDuAdam, FederatedDataModule, FederatedLoop, Scaffold, cli
 from lightning_feddua.callbacks import Checkpoint
-from lightning_feddua.certificates import verify_run
+from lightning_feddua.certificates.verification import verify_run
 from lightning_feddua.checkpoints.files import read_checkpoint
 from tests.checkpoints.checkpointed_runs import rewrite
 from tests.forked_ranks import ForkedRanks

@@ -2,7 +2,7 @@
 
 import torch
 
-from lightning_feddua.certificates import verify_run
+from lightning_feddua.certificates.verification import verify_run
 from tests.checkpoints.checkpointed_runs import rewrite
 from tests.checkpoints.test_tampered import entry, places
 from tests.drills.drill import ROUNDS, SECONDS, arguments
