@@ -61,7 +61,6 @@ class LocalOptimizers:
         # Most optimizers make their state in the first step; what others have from the start is kept.
         self._initial_states = [_copy_state(optimizer.state) for optimizer in self.optimizers]
         self._initial_groups = [[_without_params(group) for group in o.param_groups] for o in self.optimizers]
-        self._held = self._numbers_of_parameters()
         self._initial_schedulers = [copy.deepcopy(config.scheduler.state_dict()) for config in self.schedulers]
         # As the module has made them, before rounds change anything.
         self._first_rates = self._rates()
@@ -76,12 +75,12 @@ class LocalOptimizers:
         """As new, with all learning rates to be multiplied by a factor.
 
         Raises:
-            ConfigurationError: an optimizer has got other parameters since.
+            ConfigurationError: an optimizer has got another group of parameters since.
         """
-        if self._numbers_of_parameters() != self._held:
+        if [*map(len, self._initial_groups)] != [len(optimizer.param_groups) for optimizer in self.optimizers]:
             raise ConfigurationError(
-                f"An optimizer of `{type(self._module).__name__}` has got other parameters in a client's local steps.",
-                "Give it all of them in `configure_optimizers`, and let them require gradients from the start.",
+                f"An optimizer of `{type(self._module).__name__}` got a group of parameters in a client's local steps.",
+                "Give it all groups in `configure_optimizers`, and let them require gradients from the start.",
             )
         self.lr_factor = lr_factor
         for i, (optimizer, groups) in enumerate(zip(self.optimizers, self._initial_groups, strict=True)):
@@ -183,9 +182,6 @@ class LocalOptimizers:
     def _rates(self) -> list[list[Any]]:
         """The learning rates that clients start with, of each optimizer and group."""
         return [[_copy_tensor(group["lr"]) for group in groups] for groups in self._initial_groups]
-
-    def _numbers_of_parameters(self) -> list[list[int]]:
-        return [[len(group["params"]) for group in optimizer.param_groups] for optimizer in self.optimizers]
 
     def _floors(self) -> list[list[float]]:
         """The smallest rates that a scheduler on a metric goes down to."""
