@@ -139,7 +139,7 @@ def run_jobs(
     devices = _count_devices(job.recipe for job in jobs)
     workers = workers or devices or _count_cores()
     make_folder(root)
-    # Forked children hold the lock, too, until they have ended.
+    # Forked children do not hold the lock, and end with this process.
     with only_command(root):
         finished = [job for job in jobs if job.finished]
         for job in finished:
