@@ -192,9 +192,8 @@ class Federation:
         self.client_ids = self.datamodule.client_ids
         if len(self.client_ids) == 0:
             raise ConfigurationError("The data module has no clients.", "Give it at least one client's dataset.")
-        if self.datamodule.sizes_are_known:
-            if len(empty := (self.sizes == 0).nonzero()[0]):
-                raise _empty_client(self.client_ids[empty[0]], others=len(empty) - 1)
+        if self.datamodule.sizes_are_known and len(empty := (self.sizes == 0).nonzero()[0]):
+            raise _empty_client(self.client_ids[empty[0]], others=len(empty) - 1)
 
     @cached_property
     def sizes(self) -> np.ndarray:
