@@ -132,6 +132,7 @@ class ClientFaults:
         failed: bool,
         update: RoundUpdate,
         flaws: Mapping[int, float],
+        global_floats: Tensor | None,
         names: Callable[[int], str],
         round: int,
     ) -> None:
@@ -141,6 +142,7 @@ class ClientFaults:
             failed: whether a rank has an error; the same on every rank.
             update: the round's.
             flaws: what is not finite of clients, besides their updates, by their place in the cohort.
+            global_floats: the float buffers that clients started from.
             names: gives a client's name by its place in the cohort.
             round: the round.
         """
@@ -153,7 +155,7 @@ class ClientFaults:
         for place in sorted(flaws):
             self.raised_together = True
             raise DivergenceError(names(place), round, "local training", f"{told(flaws[place])}. {_REMEDY}")
-        if (sums := flawed_sum(update)) is not None:
+        if (sums := flawed_sum(update, global_floats)) is not None:
             self._raise_sum(sums, round)
 
     def check_mean(self, gradient: Tensor, round: int) -> None:

@@ -48,13 +48,20 @@ def told(flaw: float) -> str:
     return f"its {part} {'is' if part == _PARTS[0] else 'are'} not finite"
 
 
-def flawed_sum(update: RoundUpdate) -> str | None:
-    """Which of a round's sums is not finite, in words; None if all are."""
+def flawed_sum(update: RoundUpdate, global_floats: Tensor | None) -> str | None:
+    """What of a round's sums is not finite, in words; None if all are.
+
+    Args:
+        update: the round's.
+        global_floats: the float buffers that clients started from, which may not have been finite before.
+    """
     if not update.mean_delta_is_finite:
         return "updates"
     floats, changed = update.float_buffers, update.float_changed
-    if floats is not None and changed is not None and not bool((floats.isfinite() | ~changed).all()):
-        return "buffers"
+    if floats is not None and changed is not None and global_floats is not None:
+        sound = floats.isfinite() | ~changed | ~global_floats.isfinite()
+        if not bool(sound.all()):
+            return "buffers"
     finite = _all(list(update.extra_vectors.values()))
     return None if finite is None or bool(finite) else "vectors that their algorithm sends"
 

@@ -129,7 +129,8 @@ class Simulation(Backend):
         update = reduction.all_reduce(stop(), faults.error is not None)
         self.stop = reduction.stop
         ids = self._federation.client_ids
-        faults.check(reduction.failed, update, reduction.flaws, lambda i: str(ids[cohort[i]]), round)
+        floats = self._federation.buffers.global_floats(self._weights.dtype)
+        faults.check(reduction.failed, update, reduction.flaws, floats, lambda i: str(ids[cohort[i]]), round)
         self._transforms.round(update, round, len(cohort))
         if self._keeps and update.clients == 1:
             update.sole_weights = SoleWeights(update.extra_vectors.pop(_OWN_WEIGHTS), update.mean_delta)

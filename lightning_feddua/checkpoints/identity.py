@@ -49,6 +49,14 @@ def identity(
         federation: the module and its clients, with optimizers.
         callbacks: of the loop; what they declare counts.
     """
+    clients = _clients(federation)
+    if settings.reproducible and federation.unsteady_client is not None:
+        raise ConfigurationError(
+            f"The data of client `{federation.unsteady_client}` differs between two looks with the same seed, so that"
+            " `reproducible=True` cannot be promised.",
+            "Draw its random numbers from the global generators of torch, NumPy or Python, which are seeded for each"
+            " client, or leave `reproducible` out.",
+        )
     return {
         "settings": {
             **_settings(replace(settings, server=server, client=client), federation),
@@ -65,7 +73,7 @@ def identity(
             for name, tensor in named
         },
         "parts": module_parts(federation.module),
-        "clients": _clients(federation),
+        "clients": clients,
     }
 
 

@@ -63,6 +63,8 @@ class Federation:
             to be called, and all there are.
     """
 
+    unsteady_client: str | None = None  # whose samples are others each time they are read with the same seed
+
     def __init__(
         self,
         fabric: Fabric,
@@ -191,10 +193,8 @@ class Federation:
         self.client_ids = self.datamodule.client_ids
         if len(self.client_ids) == 0:
             raise ConfigurationError("The data module has no clients.", "Give it at least one client's dataset.")
-        if self.datamodule.sizes_are_known:
-            empty = (self.sizes == 0).nonzero()[0]
-            if len(empty):
-                raise _empty_client(self.client_ids[empty[0]], others=len(empty) - 1)
+        if self.datamodule.sizes_are_known and len(empty := (self.sizes == 0).nonzero()[0]):
+            raise _empty_client(self.client_ids[empty[0]], others=len(empty) - 1)
 
     @cached_property
     def sizes(self) -> np.ndarray:
@@ -202,8 +202,8 @@ class Federation:
 
         A client whose dataset cannot be made counts as one without samples: it fails when it takes part.
         """
-        lazy = not self.datamodule.sizes_are_known
-        return self.datamodule.client_sizes(on_error=(lambda name, error: None) if lazy else None)
+        known = self.datamodule.sizes_are_known
+        return self.datamodule.client_sizes(on_error=None if known else lambda name, error: None)
 
     @cached_property
     def work_sizes(self) -> np.ndarray:
@@ -224,8 +224,7 @@ class Federation:
         self.fabric.to_device(self.module)
         if self._settings.channels_last:
             self.module.to(memory_format=torch.channels_last)
-        tensors = chain(self.module.parameters(), self.module.buffers())
-        broadcast_tensors(self.fabric, [tensor.data for tensor in tensors])
+        broadcast_tensors(self.fabric, [t.data for t in chain(self.module.parameters(), self.module.buffers())])
 
     def global_weights(self) -> Tensor:
         """A copy of the module's trainable parameters for the server, in float32 at least."""

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_feddua import FedAvg, FederatedDataModule
+from lightning_feddua import ConfigurationError, FedAvg, FederatedDataModule
 from lightning_feddua.engines import trial
 from lightning_feddua.engines.prediction import predicted_speedup
 from lightning_feddua.engines.step_cost import CostCounter, StepCost
@@ -124,3 +124,31 @@ def test_the_header_says_on_what_bits_depend(make_loop, capsys):
         assert "  bits  " not in capsys.readouterr().out
     finally:
         torch.set_num_threads(before)
+
+
+class Unsteady(torch.utils.data.Dataset):
+    """With a generator of its own, which nobody seeds for each client."""
+
+    def __init__(self, dataset):
+        self._dataset, self._generator = dataset, torch.Generator().manual_seed(0)
+
+    def __len__(self):
+        return len(self._dataset)
+
+    def __getitem__(self, index):
+        x, y = self._dataset[index]
+        return x + torch.rand(10, generator=self._generator), y
+
+
+def test_data_that_nobody_can_repeat_is_refused_or_told(make_loop, capsys):
+    data = {"a": regression(), "b": Unsteady(regression())}
+    make_loop(enable_progress_bar=True, max_rounds=1, threads=1).fit(LinearRegression(dim=10), data)
+    told = "bits        depend on how often the data of client `b` was read; `reproducible=True` refuses that"
+    assert told in capsys.readouterr().out
+    with pytest.raises(
+        ConfigurationError, match=r"The data of client `b` differs between two looks with the same seed"
+    ):
+        make_loop(reproducible=True, max_rounds=1).fit(LinearRegression(dim=10), data)
+    missing = regression()
+    missing.tensors[0][0, 0] = torch.nan
+    make_loop(reproducible=True, max_rounds=0).fit(LinearRegression(dim=10), {"a": missing})
