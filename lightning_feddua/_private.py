@@ -16,7 +16,6 @@ import torch
 from lightning import LightningDataModule, LightningModule
 from lightning.fabric.strategies.launchers import _MultiProcessingLauncher
 from torch import Tensor
-from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -210,7 +209,9 @@ def _optimizer_tools(module: LightningModule) -> Any:
     return import_module(f"{package_of(module)}.core.optimizer")
 
 
-def parse_optimizers(configured: Any, module: LightningModule) -> tuple[list[Optimizer], list[Any], str | None]:
+def parse_optimizers(
+    configured: Any, module: LightningModule
+) -> tuple[list[torch.optim.Optimizer], list[Any], str | None]:
     """Optimizers, schedulers and the monitored metric, from any shape that ``configure_optimizers`` may return."""
     return _optimizer_tools(module)._configure_optimizers(configured)
 
@@ -226,7 +227,7 @@ def parse_schedulers(schedulers: list[Any], monitor: str | None, module: Lightni
     return configs
 
 
-def wrap_optimizer(optimizer: Optimizer, strategy: Any, module: LightningModule) -> Any:
+def wrap_optimizer(optimizer: torch.optim.Optimizer, strategy: Any, module: LightningModule) -> Any:
     """An optimizer whose ``step`` calls ``strategy.optimizer_step``; the strategy must be kept alive elsewhere."""
     return _optimizer_tools(module).LightningOptimizer._to_lightning_optimizer(optimizer, strategy)
 

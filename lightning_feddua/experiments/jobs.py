@@ -39,8 +39,7 @@ from lightning_feddua.metric_names import CERTIFICATE
 
 LOG_FILE = "log.txt"
 _LOCK_FILE = ".lock"
-_LOCK_SECONDS = 5.0
-_REFRESH_SECONDS = 0.5
+_LOCK_SECONDS, _REFRESH_SECONDS = 5.0, 0.5
 
 
 @dataclass(frozen=True)
@@ -69,8 +68,7 @@ class Job:
     @property
     def finished(self) -> bool:
         """Whether it has been done, with this very recipe."""
-        results = self.folder / str(self._mark().get("version")) / CSVLog.FILE_NAME
-        return results.is_file()
+        return (self.folder / str(self._mark().get("version")) / CSVLog.FILE_NAME).is_file()
 
     @property
     def diverged(self) -> bool:

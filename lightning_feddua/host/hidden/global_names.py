@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import random
 import site
 import sys
 import sysconfig
@@ -13,11 +14,13 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
 
 from lightning_feddua.host.hidden.parts import Attributes
-from lightning_feddua.host.hidden.reach import ATOMS
 
+_FOLLOWED = (Tensor, np.ndarray, torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 _ASSIGNING = ("STORE_GLOBAL", "DELETE_GLOBAL")
 _READING = ("LOAD_GLOBAL", "LOAD_NAME")
 
@@ -63,10 +66,14 @@ def globals_of(function: FunctionType) -> tuple[Globals | None, Iterator[tuple[s
 
 
 def _may_keep_something(value: Any, home: str) -> bool:
-    """Whether it can change; of classes, those of the same file, other than modules, which are seen by themselves."""
+    """Whether it is followed: functions, numbers in arrays, generators, and classes of the same file.
+
+    Lists, dictionaries and objects are left alone: what users write into them while they train, they want to read.
+    Modules are seen by themselves.
+    """
     if isinstance(value, type):
         return value.__module__ == home and not issubclass(value, nn.Module | BaseException | Enum)
-    return type(value) not in ATOMS
+    return isinstance(value, (FunctionType, *_FOLLOWED))
 
 
 @lru_cache(maxsize=4096)

@@ -17,16 +17,8 @@ from lightning_feddua._private import MODULE_REGISTRIES
 from lightning_feddua.host.hidden.comparison import Compared
 from lightning_feddua.host.hidden.global_names import globals_of
 from lightning_feddua.host.hidden.iterators import Progress, is_iterator
-from lightning_feddua.host.hidden.parts import (
-    Attributes,
-    Cells,
-    ClassAttributes,
-    Elements,
-    Items,
-    Part,
-    Registry,
-    Slots,
-)
+from lightning_feddua.host.hidden import parts
+from lightning_feddua.host.hidden.parts import Attributes, Cells, ClassAttributes, Elements, Items, Part, Registry
 from lightning_feddua.host.hidden.reach import ATOMS, OTHERS, is_followed, is_torchs_own, package_of_class, slots_of
 from lightning_feddua.host.hidden.same_values import generator_state
 from lightning_feddua.host.hidden.tensor_groups import Group, groups_of
@@ -264,7 +256,7 @@ class Snapshot:
                     yield f"{label}.{name}", item
         slots = [name for cls in type(value).__mro__ for name in slots_of(cls)]
         if slots:
-            part = Slots(label, value, slots)
+            part = parts.Slots(label, value, slots)
             self._add(part, self._each)
             yield from ((f"{label}.{name}", item) for name, item in part.saved.items() if type(item) not in ATOMS)
 
