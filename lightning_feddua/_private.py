@@ -16,6 +16,7 @@ import torch
 from lightning import LightningDataModule, LightningModule
 from lightning.fabric.strategies.launchers import _MultiProcessingLauncher
 from torch import Tensor
+from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -27,8 +28,7 @@ __all__ = ["TorchDispatchMode", "tree_flatten", "tree_leaves", "tree_map", "tree
 
 # Where a module keeps its tensors and children; these are not attributes of a user's own.
 MODULE_REGISTRIES = PARAMETERS, BUFFERS, SUBMODULES = ("_parameters", "_buffers", "_modules")
-# The beginning of vmap's error for an operation that it does not know.
-NO_BATCHING_RULE = "Batching rule not implemented"
+NO_BATCHING_RULE = "Batching rule not implemented"  # how vmap's error for an unknown operation begins
 
 
 def zero_all(tensors: Sequence[Tensor]) -> None:
@@ -209,9 +209,7 @@ def _optimizer_tools(module: LightningModule) -> Any:
     return import_module(f"{package_of(module)}.core.optimizer")
 
 
-def parse_optimizers(
-    configured: Any, module: LightningModule
-) -> tuple[list[torch.optim.Optimizer], list[Any], str | None]:
+def parse_optimizers(configured: Any, module: LightningModule) -> tuple[list[Optimizer], list[Any], str | None]:
     """Optimizers, schedulers and the monitored metric, from any shape that ``configure_optimizers`` may return."""
     return _optimizer_tools(module)._configure_optimizers(configured)
 
@@ -227,7 +225,7 @@ def parse_schedulers(schedulers: list[Any], monitor: str | None, module: Lightni
     return configs
 
 
-def wrap_optimizer(optimizer: torch.optim.Optimizer, strategy: Any, module: LightningModule) -> Any:
+def wrap_optimizer(optimizer: Optimizer, strategy: Any, module: LightningModule) -> Any:
     """An optimizer whose ``step`` calls ``strategy.optimizer_step``; the strategy must be kept alive elsewhere."""
     return _optimizer_tools(module).LightningOptimizer._to_lightning_optimizer(optimizer, strategy)
 

@@ -14,10 +14,10 @@ import numpy as np
 from torch import Tensor, nn
 
 from lightning_feddua._private import MODULE_REGISTRIES
+from lightning_feddua.host.hidden import parts
 from lightning_feddua.host.hidden.comparison import Compared
 from lightning_feddua.host.hidden.global_names import globals_of
 from lightning_feddua.host.hidden.iterators import Progress, is_iterator
-from lightning_feddua.host.hidden import parts
 from lightning_feddua.host.hidden.parts import Attributes, Cells, ClassAttributes, Elements, Items, Part, Registry
 from lightning_feddua.host.hidden.reach import ATOMS, OTHERS, is_followed, is_torchs_own, package_of_class, slots_of
 from lightning_feddua.host.hidden.same_values import generator_state
