@@ -54,7 +54,7 @@ class ClientData:
         index = positions if self._places is None else self._places[positions]
         if self._tensors is not None:
             rows = torch.from_numpy(index)
-            return [tensor[rows.to(tensor.device)] for tensor in self._tensors]
+            return [tensor.index_select(0, rows.to(tensor.device)) for tensor in self._tensors]
         getitems = getattr(self._dataset, "__getitems__", None)
         samples = getitems(index.tolist()) if getitems else [self._dataset[i] for i in index.tolist()]
         return self._collate(samples)
@@ -71,8 +71,10 @@ def stacked_batch(clients: Sequence[ClientData], positions: Sequence[np.ndarray]
     if tensors is None or any(client._tensors is not tensors for client in clients):
         return None
     rows = [p if c._places is None else c._places[p] for c, p in zip(clients, positions, strict=True)]
-    index = torch.from_numpy(np.stack(rows))
-    return [tensor[index.to(tensor.device)] for tensor in tensors]
+    # Much faster than an index with two axes.
+    index = torch.from_numpy(np.concatenate(rows))
+    batches = [tensor.index_select(0, index.to(tensor.device)) for tensor in tensors]
+    return [batch.unflatten(0, (len(rows), -1)) for batch in batches]
 
 
 class ReusableBatch:

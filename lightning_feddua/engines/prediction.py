@@ -3,47 +3,106 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from lightning_feddua.engines.stack_parts import StackPlan
 from lightning_feddua.engines.step_cost import StepCost
 
 
 @dataclass(frozen=True)
-class _Device:
-    """What a local step takes on a kind of device, in seconds; ``stacked`` for a step of a whole stack.
+class OneByOne:
+    """What there is to do where clients train one after another; or how long each of it takes, in seconds.
 
     Args:
-        step: each step.
-        kernel: each kernel.
-        shared_step: each step of a stack: the optimizer's, and what the algorithm does.
-        stacked_step: each vmapped step of clients of it.
-        stacked_kernel: each kernel of that.
-        single: each step of a client of it that is made alone.
-        single_kernel: each kernel of that.
+        step: a local step.
+        kernel: a kernel.
         flop: a floating-point operation.
         byte: a byte that is written.
-        stacked_work: how many times longer operations and bytes take in a stack, which no cache can hold.
+    """
+
+    step: float = 0.0
+    kernel: float = 0.0
+    flop: float = 0.0
+    byte: float = 0.0
+
+
+@dataclass(frozen=True)
+class Together:
+    """The same where they train in stacks.
+
+    Args:
+        step: a step of a stack: the optimizer's, and what the algorithm does.
+        vmapped: a vmapped step of clients of a stack.
+        vmapped_kernel: a kernel in it.
+        single: a step of a client of a stack alone.
+        single_kernel: a kernel in it.
+        flop: a floating-point operation of any of these.
+        byte: a byte that is written, which caches can hold less often.
+    """
+
+    step: float = 0.0
+    vmapped: float = 0.0
+    vmapped_kernel: float = 0.0
+    single: float = 0.0
+    single_kernel: float = 0.0
+    flop: float = 0.0
+    byte: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Device:
+    """How long things take on a kind of device.
+
+    Args:
+        one_by_one: in the sequential engine.
+        together: in stacks.
         spread: how much of the work of one client other threads can take over; that of a stack they share evenly.
     """
 
-    step: float
-    kernel: float
-    shared_step: float
-    stacked_step: float
-    stacked_kernel: float
-    single: float
-    single_kernel: float
-    flop: float
-    byte: float
-    stacked_work: float
+    one_by_one: OneByOne
+    together: Together
     spread: float
 
 
-# Fitted to 13 models; `python -m tests.benchmarks prediction` shows how well they do.
-_CPU = _Device(180e-6, 9e-6, 200e-6, 600e-6, 47e-6, 150e-6, 6e-6, 1 / 70e9, 1 / 7.5e9, 1.8, 0.4)
+# Fitted by `python -m tests.benchmarks prediction`, which also shows how well they do.
+_CPU = _Device(
+    OneByOne(180e-6, 9e-6, 1 / 70e9, 1 / 7.5e9),
+    Together(200e-6, 600e-6, 47e-6, 150e-6, 6e-6, 1.8 / 70e9, 1.8 / 7.5e9),
+    0.4,
+)
 # Guessed: kernels take as long to start, and work is done in no time.
-_ACCELERATOR = _Device(180e-6, 12e-6, 200e-6, 600e-6, 50e-6, 150e-6, 8e-6, 1 / 10e12, 1 / 500e9, 1.3, 0.0)
+_ACCELERATOR = _Device(
+    OneByOne(180e-6, 12e-6, 1 / 10e12, 1 / 500e9),
+    Together(200e-6, 600e-6, 50e-6, 150e-6, 8e-6, 1.3 / 10e12, 1.3 / 500e9),
+    0.0,
+)
+
+
+def counted(cost: StepCost, stacks: Sequence[StackPlan]) -> tuple[OneByOne, Together]:
+    """What there is to do one by one and in stacks.
+
+    Args:
+        cost: of one client's step.
+        stacks: what the clients of each stack do.
+    """
+    clients = samples = computed = 0
+    steps = vmapped = singles = 0
+    for sizes, parts in (step for plan in stacks for step in plan.steps()):
+        steps += 1
+        clients += len(sizes)
+        samples += sum(sizes)
+        for part in parts:
+            singles += part.alone
+            vmapped += not part.alone
+            computed += len(part.places) * sizes[part.rows[0]]
+    flops, bytes = cost.flops / cost.samples, cost.bytes / cost.samples
+    kernels = cost.kernels
+    return (
+        OneByOne(clients, clients * kernels, samples * flops, samples * bytes),
+        Together(
+            steps, vmapped, vmapped * kernels, singles, singles * kernels, computed * flops, computed * bytes
+        ),
+    )  # fmt: skip
 
 
 def predicted_speedup(cost: StepCost, stacks: Sequence[StackPlan], device: str, threads: int) -> float:
@@ -56,19 +115,14 @@ def predicted_speedup(cost: StepCost, stacks: Sequence[StackPlan], device: str, 
         threads: of local steps, on a CPU.
     """
     known = _CPU if device == "cpu" else _ACCELERATOR
-    threads = threads if device == "cpu" else 1
-    seconds = (cost.flops * known.flop + cost.bytes * known.byte) / cost.samples
-    work = seconds / (1 + known.spread * (threads - 1))
-    stacked_work = known.stacked_work * seconds / threads
-    one_by_one = together = 0.0
-    for samples, parts in (step for plan in stacks for step in plan.steps()):
-        one_by_one += len(samples) * (known.step + known.kernel * cost.kernels) + sum(samples) * work
-        together += known.shared_step
-        for part in parts:
-            size = samples[part.rows[0]]
-            if part.alone:
-                together += known.single + known.single_kernel * cost.kernels + size * work
-            else:
-                together += known.stacked_step + known.stacked_kernel * cost.kernels
-                together += len(part.places) * size * stacked_work
-    return one_by_one / together if together > 0 else 0.0
+    more = threads - 1 if device == "cpu" else 0
+    one_by_one, together = counted(cost, stacks)
+    alone = _seconds(one_by_one, known.one_by_one, 1 + known.spread * more)
+    stacked = _seconds(together, known.together, 1 + more)
+    return alone / stacked if stacked > 0 else 0.0
+
+
+def _seconds(counts: OneByOne | Together, seconds: OneByOne | Together, workers: float) -> float:
+    """How long something takes; operations and bytes, which come last, are shared by workers."""
+    each = [count * known for count, known in zip(astuple(counts), astuple(seconds), strict=True)]
+    return sum(each[:-2]) + sum(each[-2:]) / workers

@@ -22,6 +22,7 @@ class StepCost:
         bytes: what kernels write.
         fused: a recurrent layer that runs as one kernel, if there is one.
         samples: the number of samples in a minibatch, on average.
+        stacked: the kernels and bytes of the same work in a stack, of which there may be more; None if not counted.
     """
 
     kernels: float = 0
@@ -29,6 +30,7 @@ class StepCost:
     bytes: float = 0.0
     fused: str | None = None
     samples: float = 1.0
+    stacked: StepCost | None = None
 
     def per_step(self, sizes: Sequence[int]) -> StepCost:
         """The cost of one of several steps.

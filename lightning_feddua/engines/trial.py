@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -26,6 +26,7 @@ from lightning_feddua.engines.base import (
 from lightning_feddua.engines.prediction import predicted_speedup
 from lightning_feddua.engines.rehearsal import undone
 from lightning_feddua.engines.sequential import SequentialEngine
+from lightning_feddua.engines.stack_parts import StackPlan
 from lightning_feddua.engines.step_cost import CostCounter, StepCost
 from lightning_feddua.engines.vectorized import READ_IN_TURN, VectorizedEngine
 from lightning_feddua.errors import ClientError, ConfigurationError
@@ -155,8 +156,9 @@ def _shortened(work: LocalWork, largest: int) -> LocalWork:
     """Work of the same kind, of a few steps."""
     if work.epochs is None:
         return replace(work, steps=min(_TRIAL_STEPS, work.batches(largest)))
-    limit = work.limit if work.pass_length(largest) <= _TRIAL_STEPS else _TRIAL_STEPS
-    return replace(work, epochs=min(_TRIAL_STEPS, work.epochs), limit=limit)
+    length = work.pass_length(largest)
+    epochs = min(work.epochs, -(-_TRIAL_STEPS // length))
+    return replace(work, epochs=epochs, limit=work.limit if length <= _TRIAL_STEPS else _TRIAL_STEPS)
 
 
 def _of_two_sizes(clients: list[Client]) -> list[Client]:
@@ -201,7 +203,9 @@ def _compare(
     if cost.fused is not None and auto:
         return "its recurrent layers run as one kernel only one by one", None
     try:
-        found = _deltas(vectorized, few, state)
+        with CostCounter() as counter:
+            found = _deltas(vectorized, few, state)
+        cost.stacked = _of_vmapped_step(counter.cost, vectorized.stacks(few, state.work))
         tolerance = UPDATE_TOLERANCE[federation.parameters.vector.dtype]
         if not random and not (difference := relative_difference(expected, found)) <= tolerance:
             return f"its updates differ from the sequential ones by {difference:.1e}", None
@@ -210,6 +214,12 @@ def _compare(
     finally:
         vectorized.release()
     return None, cost
+
+
+def _of_vmapped_step(cost: StepCost, stacks: Sequence[StackPlan]) -> StepCost:
+    """The kernels of one vmapped step, and the bytes of one client in it."""
+    parts = [part for plan in stacks for _, parts in plan.steps() for part in parts]
+    return StepCost(cost.kernels / len(parts), bytes=cost.bytes / sum(len(part.places) for part in parts))
 
 
 def _deltas(engine: Engine, clients: list[Client], state: GlobalState) -> list[Tensor]:
