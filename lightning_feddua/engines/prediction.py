@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 
 from lightning_feddua.engines.stack_parts import StackPlan
 from lightning_feddua.engines.step_cost import StepCost
@@ -14,14 +14,18 @@ class OneByOne:
     """What there is to do where clients train one after another; or how long each of it takes, in seconds.
 
     Args:
+        client: a client.
         step: a local step.
         kernel: a kernel.
+        convolution: a convolution, or its gradient.
         flop: a floating-point operation.
         byte: a byte that is written.
     """
 
+    client: float = 0.0
     step: float = 0.0
     kernel: float = 0.0
+    convolution: float = 0.0
     flop: float = 0.0
     byte: float = 0.0
 
@@ -31,20 +35,24 @@ class Together:
     """The same where they train in stacks.
 
     Args:
+        client: a client.
         step: a step of a stack: the optimizer's, and what the algorithm does.
         vmapped: a vmapped step of clients of a stack.
         vmapped_kernel: a kernel in it.
         single: a step of a client of a stack alone.
         single_kernel: a kernel in it.
+        convolution: a convolution of either, or its gradient.
         flop: a floating-point operation of any of these.
         byte: a byte that is written, which caches can hold less often.
     """
 
+    client: float = 0.0
     step: float = 0.0
     vmapped: float = 0.0
     vmapped_kernel: float = 0.0
     single: float = 0.0
     single_kernel: float = 0.0
+    convolution: float = 0.0
     flop: float = 0.0
     byte: float = 0.0
 
@@ -64,17 +72,27 @@ class _Device:
     spread: float
 
 
-# Fitted by `python -m tests.benchmarks prediction`, which also shows how well they do.
+# Fitted by `python -m tests.benchmarks prediction`, which also shows how well they do, and rounded.
 _CPU = _Device(
-    OneByOne(180e-6, 9e-6, 1 / 70e9, 1 / 7.5e9),
-    Together(200e-6, 600e-6, 47e-6, 150e-6, 6e-6, 1.8 / 70e9, 1.8 / 7.5e9),
-    0.4,
+    OneByOne(client=250e-6, step=15e-6, kernel=6.3e-6, convolution=180e-6, flop=1 / 98e9, byte=1 / 8.2e9),
+    Together(
+        client=60e-6,
+        step=130e-6,
+        vmapped=400e-6,
+        vmapped_kernel=6.5e-6,
+        single=20e-6,
+        single_kernel=4.7e-6,
+        convolution=350e-6,
+        flop=1 / 105e9,
+        byte=1 / 5.6e9,
+    ),
+    spread=0.4,
 )
-# Guessed: kernels take as long to start, and work is done in no time.
+# Guessed: the host takes as long to start kernels, and they are done in no time.
 _ACCELERATOR = _Device(
-    OneByOne(180e-6, 12e-6, 1 / 10e12, 1 / 500e9),
-    Together(200e-6, 600e-6, 50e-6, 150e-6, 8e-6, 1.3 / 10e12, 1.3 / 500e9),
-    0.0,
+    replace(_CPU.one_by_one, kernel=10e-6, convolution=10e-6, flop=1 / 10e12, byte=1 / 500e9),
+    replace(_CPU.together, vmapped_kernel=10e-6, single_kernel=7e-6, convolution=20e-6, flop=1 / 8e12, byte=1 / 400e9),
+    spread=0.0,
 )
 
 
@@ -85,24 +103,35 @@ def counted(cost: StepCost, stacks: Sequence[StackPlan]) -> tuple[OneByOne, Toge
         cost: of one client's step.
         stacks: what the clients of each stack do.
     """
-    clients = samples = computed = 0
-    steps = vmapped = singles = 0
+    clients = sum(len(plan.sizes) for plan in stacks)
+    alone = samples = steps = vmapped = singles = 0
+    in_vmapped = in_singles = 0
     for sizes, parts in (step for plan in stacks for step in plan.steps()):
         steps += 1
-        clients += len(sizes)
+        alone += len(sizes)
         samples += sum(sizes)
         for part in parts:
-            singles += part.alone
-            vmapped += not part.alone
-            computed += len(part.places) * sizes[part.rows[0]]
-    flops, bytes = cost.flops / cost.samples, cost.bytes / cost.samples
-    kernels = cost.kernels
+            computed = len(part.places) * sizes[part.rows[0]]
+            if part.alone:
+                singles, in_singles = singles + 1, in_singles + computed
+            else:
+                vmapped, in_vmapped = vmapped + 1, in_vmapped + computed
+    kernels, convolutions, stacked = cost.kernels, cost.convolutions, cost.stacked or cost
+    flops, bytes, stacked_bytes = (count / cost.samples for count in (cost.flops, cost.bytes, stacked.bytes))
     return (
-        OneByOne(clients, clients * kernels, samples * flops, samples * bytes),
+        OneByOne(clients, alone, alone * kernels, alone * convolutions, samples * flops, samples * bytes),
         Together(
-            steps, vmapped, vmapped * kernels, singles, singles * kernels, computed * flops, computed * bytes
+            clients,
+            steps,
+            vmapped,
+            vmapped * stacked.kernels,
+            singles,
+            singles * kernels,
+            (vmapped + singles) * convolutions,
+            (in_vmapped + in_singles) * flops,
+            in_vmapped * stacked_bytes + in_singles * bytes,
         ),
-    )  # fmt: skip
+    )
 
 
 def predicted_speedup(cost: StepCost, stacks: Sequence[StackPlan], device: str, threads: int) -> float:

@@ -15,7 +15,8 @@ def fit(tmp_path, sizes, compile, client=None, **arguments):
     total = sum(sizes)
     x, y = torch.randn(total, 5).double(), torch.randn(total, 1).double()
     clients = {
-        str(i): TensorDataset(*map(torch.clone, pair)) for i, pair in enumerate(zip(x.split(sizes), y.split(sizes)))
+        str(i): TensorDataset(*map(torch.clone, pair))
+        for i, pair in enumerate(zip(x.split(sizes), y.split(sizes), strict=True))
     }
     model = LinearRegression(dim=5, lr=0.1)
     loop = FederatedLoop(
@@ -33,6 +34,7 @@ def counted(monkeypatch):
     return calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client", [None, Scaffold])
 def test_the_same_clients_in_each_round_are_compiled_in_the_second(client, tmp_path, monkeypatch, recwarn):
     sizes = [12, 11, 8, 8, 6, 4]
