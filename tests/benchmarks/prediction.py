@@ -66,8 +66,11 @@ def non_negative_fit(counts: np.ndarray, seconds: np.ndarray) -> np.ndarray:
     scale = np.maximum(np.linalg.norm(rows, axis=0), 1e-30)
     rows, found = rows / scale, np.zeros(counts.shape[1])
     # One constant at a time, which converges for a convex problem.
+    gram, target = rows.T @ rows, rows.sum(axis=0)
     for _ in range(20_000):
+        before = found.copy()
         for j in range(len(found)):
-            rest = 1 - rows @ found + rows[:, j] * found[j]
-            found[j] = max(0.0, rows[:, j] @ rest)
+            found[j] = max(0.0, found[j] + (target[j] - gram[j] @ found) / gram[j, j]) if gram[j, j] else 0.0
+        if np.abs(found - before).max() <= 1e-12 * np.abs(found).max():
+            break
     return found / scale
