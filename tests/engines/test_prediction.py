@@ -78,7 +78,7 @@ def unequal(sizes):
     [
         (unequal([40] * 12), {"local_epochs": 2}, "vectorized", "vectorized (stacks of 12 are about"),
         (unequal(range(22, 142, 10)), {"local_epochs": 2}, "vectorized", "vectorized (stacks of 12 are about"),
-        (unequal([2000, 20, 20]), {"local_epochs": 1}, "sequential", "sequential (stacks of 3 would be about 0."),
+        (unequal([2000, 20, 20]), {"local_epochs": 1}, "sequential", "sequential (stacks of 3 would be about"),
         (unequal(range(22, 142, 10)), {"local_steps": 5}, "vectorized", "vectorized (stacks of 12 are about"),
     ],
     ids=["equal", "unequal", "one long client", "steps"],
