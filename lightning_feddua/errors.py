@@ -25,6 +25,10 @@ class UnsavedError(ConfigurationError):
     """All rounds are done, but what was to be saved of the last ones could not be."""
 
 
+class UnequalClientsError(RuntimeError):
+    """A training step asks for what differs between the clients of a stack."""
+
+
 def choices(names: object) -> str:
     """Allowed values for an error message, sorted and in backticks.
 

@@ -78,8 +78,8 @@ class RunSettings:
         local_lr_decay: multiplies the module's learning rates in each round after the first. It acts when an optimizer
             steps, so that schedulers and hooks may write rates in any way.
         engine: how a rank runs its clients: ``"sequential"``, one after another, bit for bit as Trainer would;
-            ``"vectorized"``, many in one vmapped step; ``"auto"``, whichever a few trial steps show to be faster; or
-            an engine of your own, by its registered name or its import path.
+            ``"vectorized"``, many in one vmapped step; ``"auto"``, whichever should be faster by what a few trial
+            steps show to count; or an engine of your own, by its registered name or its import path.
         compile: whether the vectorized engine compiles the local steps of a stack of clients into one function, and
             a server of many parameters its step. That takes a minute or so at the first start, less at others, and is
             checked against the eager steps.

@@ -11,13 +11,13 @@ from typing import Any
 from lightning_feddua.aggregation.backend import Backend, Training
 from lightning_feddua.aggregation.client_states import ClientStates
 from lightning_feddua.aggregation.collectives import on_rank_zero
-from lightning_feddua.aggregation.dealing import LaneDeal, deal_lanes
+from lightning_feddua.aggregation.dealing import LaneDeal, deal_lanes, deal_stacks
 from lightning_feddua.aggregation.faults import ClientFaults
 from lightning_feddua.aggregation.reduction import Reduction, mean_vector
 from lightning_feddua.aggregation.transforms import TransformChain
 from lightning_feddua.aggregation.update import ClientUpdate, RoundUpdate, SoleWeights
 from lightning_feddua.clients import LocalTraining
-from lightning_feddua.engines.base import AUTO, Client, ClientEvents, Engine, GlobalState, LocalWork
+from lightning_feddua.engines.base import AUTO, Client, ClientEvents, Engine, GlobalState, LocalWork, find_engine
 from lightning_feddua.engines.rehearsal import rehearse
 from lightning_feddua.engines.sequential import SequentialEngine
 from lightning_feddua.engines.time_limit import check_time_limit, tried_twice
@@ -52,12 +52,15 @@ class Simulation(Backend):
         self._transforms = TransformChain(training.transforms, self._settings.seed, population)
         self._faults = ClientFaults(fabric, self._settings.on_client_error)
         self._lanes: int | None = None
+        self._in_stacks = False
 
     def start(self, cohort: list[int], known_engine: str | None = None) -> None:
         """Choose the engine: the one in the settings, the faster one in a trial, or that of the run so far."""
         asked = self._settings.engine
         if self._settings.reproducible and asked == AUTO:
             asked = SequentialEngine.name
+        # A trial is of the clients that a rank would have then.
+        self._in_stacks = asked == AUTO or not find_engine(asked).in_lanes
         self._rehearse(cohort, resumed=known_engine is not None)
         if known_engine is not None:
             engine, self.engine_note = resumed_engine(asked, known_engine)
@@ -66,6 +69,7 @@ class Simulation(Backend):
                 engine, self.engine_note = choose_engine(
                     asked, self._federation, self._algorithm, lambda: self._first_round(cohort)
                 )
+        self._in_stacks = not engine.in_lanes
         # A stack of clients has clients of all lanes. Each rank needs a lane.
         lanes = self._settings.lanes
         self._lanes = max(lanes, self._fabric.world_size) if lanes is not None and engine.in_lanes else None
@@ -213,6 +217,9 @@ class Simulation(Backend):
         # Where all make as many steps, nobody's size is asked for: it may take making a dataset to find out.
         equal = work.steps is not None
         costs = [1] * len(cohort) if equal else [work.batches(max(1, int(self._federation.sizes[i]))) for i in cohort]
+        if self._in_stacks:
+            hands = deal_stacks(costs, self._fabric.world_size)
+            return LaneDeal([[(position, 0) for position in hand] for hand in hands], 0)
         return deal_lanes(costs, self._lanes, self._fabric.world_size)
 
     def _own_clients(self, cohort: list[int], deal: LaneDeal, round: int, faults: ClientFaults) -> list[Client]:

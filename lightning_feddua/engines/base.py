@@ -77,6 +77,14 @@ class LocalWork:
         assert self.epochs is not None
         return self.epochs * self.pass_length(size)
 
+    def minibatch_sizes(self, size: int) -> list[int]:
+        """The size of each minibatch of a client with this many samples, in order."""
+        if self.steps is not None or size <= self.batch_size:
+            return [min(size, self.batch_size)] * self.batches(size)
+        assert self.epochs is not None
+        starts = range(0, size, self.batch_size)[: self.pass_length(size)]
+        return [min(self.batch_size, size - start) for start in starts] * self.epochs
+
     def optimizer_steps(self, size: int) -> int:
         """The number of optimizer steps of a client with this many samples."""
         if self.steps is not None:

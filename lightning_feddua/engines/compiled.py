@@ -14,14 +14,18 @@ from lightning_feddua.agreement import UPDATE_TOLERANCE, relative_difference, sh
 from lightning_feddua.clients.local_training import LocalRound, LocalTraining
 from lightning_feddua.data.client_data import ReusableBatch
 from lightning_feddua.engines.base import Clipping
+from lightning_feddua.engines.compiled_function import CompiledFunction, StepInputs
 from lightning_feddua.engines.stack import ClientStack
-from lightning_feddua.engines.stacked_steps import StackedSteps
-from lightning_feddua.engines.traced_steps import CompiledFunction, StepInputs, TracedSteps
+from lightning_feddua.engines.stack_parts import Part, PartBatch
+from lightning_feddua.engines.stacked_steps import Ended, StackedSteps
+from lightning_feddua.engines.traced_steps import TracedSteps
 from lightning_feddua.host.federation import Federation
 from lightning_feddua.randomness import random_state, set_random_state
 
 # How many functions are compiled at most, which takes from seconds to minutes each.
 _MAX_FUNCTIONS = 4
+# How many steps of parts of a stack of unequal clients are compiled into one function at most.
+_MAX_PARTS = 40
 
 
 class CompiledSteps:
@@ -53,6 +57,8 @@ class CompiledSteps:
         self._attach = attach
         # By the shapes of the inputs and everything else that is known before a trace.
         self._functions: dict[Any, list[CompiledFunction]] = {}
+        # How often the shapes of stacks of unequal clients have come.
+        self._seen: dict[Any, int] = {}
         self._enough = False
         self._given_up = False
         if (obstacle := self._traced.obstacle()) is not None:
@@ -65,12 +71,12 @@ class CompiledSteps:
     def run(
         self,
         stack: ClientStack,
-        batches: Iterator[tuple[int, Any]],
+        batches: Iterator[tuple[int, list[PartBatch]]],
         local: LocalRound,
         clip: Clipping | None,
         same_size: bool,
         lr_factor: float,
-    ) -> dict[str, Tensor]:
+    ) -> list[Ended]:
         """As :meth:`StackedSteps.run`, with all minibatches in memory.
 
         Args:
@@ -85,23 +91,39 @@ class CompiledSteps:
             return self._steps.run(stack, batches, local, clip, same_size)
         kept = list(batches)
         epochs = [epoch for epoch, _ in kept]
-        inputs = self._traced.inputs(stack, [batch for _, batch in kept], local, lr_factor)
+        parts = [[part for part, _ in step] for _, step in kept]
+        inputs = self._traced.inputs(stack, [[batch for _, batch in step] for _, step in kept], local, lr_factor)
         leaves, spec = inputs.flatten()
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         shapes = tuple((tuple(t.shape), t.dtype, t.stride()) for t in tensors)
         # What is not a tensor becomes a constant of the trace.
         constants = tuple(repr(leaf) for leaf in leaves if not isinstance(leaf, Tensor))
-        key = (str(epochs if same_size else len(epochs)), str(clip), shapes, str(spec), constants)
+        key = (str(epochs if same_size else len(epochs)), str(parts), str(clip), shapes, str(spec), constants)
+        if not self._is_worth_it(key, parts):
+            return self._steps.run(stack, iter(kept), local, clip, same_size)
         known = self._functions.setdefault(key, [])
         changed: str | None = None
         for function in known:
             changed = function.reads.changed()
             if changed is None:
-                return function(tensors, stack, local, len(kept))
+                return function(tensors, stack, local)
         if sum(map(len, self._functions.values())) >= _MAX_FUNCTIONS:
             self._warn_of_others(changed)
             return self._steps.run(stack, iter(kept), local, clip, same_size)
-        return self._try(known, inputs, epochs, stack, local, clip, same_size)
+        return self._try(known, inputs, epochs, parts, stack, local, clip, same_size)
+
+    def _is_worth_it(self, key: Any, parts: list[list[Part]]) -> bool:
+        """Whether steps with these shapes are compiled, which takes minutes for long ones.
+
+        Unequal clients have shapes of their own for each cohort. Only those are compiled that come again.
+        """
+        if all(len(own) == 1 for own in parts) and len(parts[0][0].rows) == len(parts[-1][0].rows):
+            return True
+        self._seen[key] = self._seen.get(key, 0) + 1
+        if len(self._seen) > _MAX_FUNCTIONS or sum(map(len, parts)) > _MAX_PARTS:
+            self._warn_of_others(None)
+            return False
+        return self._seen[key] > 1
 
     def _warn_of_others(self, changed: str | None) -> None:
         """Say once what keeps bringing up steps that are not compiled yet."""
@@ -110,8 +132,8 @@ class CompiledSteps:
         self._enough = True
         if changed is None:
             reason = (
-                f"there are more than {_MAX_FUNCTIONS} shapes of stacks. Clients of at least `batch_size` samples have"
-                " the same shape"
+                f"there are more than {_MAX_FUNCTIONS} shapes of stacks, or more than {_MAX_PARTS} steps of unequal"
+                " clients. With `local_steps`, clients of at least `batch_size` samples have the same shape"
             )
         else:
             reason = (
@@ -125,11 +147,12 @@ class CompiledSteps:
         known: list[CompiledFunction],
         inputs: StepInputs,
         epochs: list[int],
+        parts: list[list[Part]],
         stack: ClientStack,
         local: LocalRound,
         clip: Clipping | None,
         same_size: bool,
-    ) -> dict[str, Tensor]:
+    ) -> list[Ended]:
         """Compile a new function, and compare it with the eager steps, whose result counts."""
         device = self._federation.fabric.device
         before, start = random_state(device), stack.matrix.clone()
@@ -137,22 +160,23 @@ class CompiledSteps:
         reason = self._traced.obstacle()
         if reason is None:
             try:
-                function = self._traced.compile(inputs, epochs, clip, same_size)
+                function = self._traced.compile(inputs, epochs, parts, clip, same_size)
                 set_random_state(device, before)
-                matrix, metrics = self._call_on_copies(function, inputs, local, len(epochs))
+                matrix, names = self._call_on_copies(function, inputs, local)
             except Exception as error:
                 reason = f"{type(error).__name__}: {short_reason(error)}"
         self._attach(stack)
         set_random_state(device, before)
         # Copies of their own for each step, in case a step writes to them.
         batches = [ReusableBatch(tree_map(_cloned, batch)) for batch in inputs.batches]
-        pairs = ((epoch, reusable.batch) for epoch, reusable in zip(epochs, batches, strict=True))
+        steps = zip(epochs, parts, batches, strict=True)
+        pairs = ((epoch, list(map(PartBatch, own, reusable.batch))) for epoch, own, reusable in steps)
         expected = self._steps.run(stack, pairs, local, clip, same_size)
         if reason is None and not all(batch.untouched for batch in batches):
             reason = "the training step writes to its batch"
         if reason is None:
             difference = relative_difference([stack.matrix - start], [matrix - start])
-            if difference <= UPDATE_TOLERANCE[start.dtype] and metrics.keys() == expected.keys():
+            if difference <= UPDATE_TOLERANCE[start.dtype] and names == [ended.metrics.keys() for ended in expected]:
                 assert function is not None
                 known.append(function)
                 return expected
@@ -163,16 +187,16 @@ class CompiledSteps:
         return expected
 
     def _call_on_copies(
-        self, function: CompiledFunction, inputs: StepInputs, local: LocalRound, steps: int
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The clients' weights after compiled steps, and what they logged; nothing else is changed."""
+        self, function: CompiledFunction, inputs: StepInputs, local: LocalRound
+    ) -> tuple[Tensor, list[Any]]:
+        """The clients' weights after compiled steps, and under which names they logged; nothing else is changed."""
         leaves, spec = inputs.flatten()
         leaves = [_copy(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         copies = StepInputs(**tree_unflatten(leaves, spec))
         stack = ClientStack(self._federation, copies.matrix)
         own = replace(local, state=copies.state, scratch=copies.scratch, scalars=dict(copies.scalars))
-        metrics = function([leaf for leaf in leaves if isinstance(leaf, Tensor)], stack, own, steps)
-        return copies.matrix, metrics
+        ended = function([leaf for leaf in leaves if isinstance(leaf, Tensor)], stack, own)
+        return copies.matrix, [one.metrics.keys() for one in ended]
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +29,31 @@ class AlgorithmResults(NamedTuple):
     extra_vectors: dict[str, Tensor]
     kept: Tensor | None
     scalars: dict[str, Tensor]
+
+
+def take_rows(local: LocalRound, rows: slice, size: int) -> LocalRound:
+    """What the algorithm knows of some of a stack's clients, in the same memory.
+
+    Args:
+        local: what it knows of all of them.
+        rows: their places.
+        size: how many there are in all.
+    """
+
+    def own(value: Any, vectors: bool = True) -> Any:
+        if not isinstance(value, Tensor) or value.dim() == 0 or len(value) != size:
+            return value
+        # What all clients share is a vector without an axis of clients.
+        return value if vectors and value.shape == local.anchor.shape else value[rows]
+
+    return replace(
+        local,
+        state={name: own(value) for name, value in local.state.items()},
+        full_gradient=own(local.full_gradient),
+        anchor_gradient=own(local.anchor_gradient),
+        scratch={name: own(value) for name, value in local.scratch.items()},
+        scalars={name: own(value, vectors=False) for name, value in local.scalars.items()},
+    )
 
 
 class LocalRounds:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,72 +25,15 @@ from lightning_feddua._private import (
 )
 from lightning_feddua.clients.local_training import LocalRound, LocalTraining
 from lightning_feddua.engines.base import Clipping
+from lightning_feddua.engines.compiled_function import CompiledFunction, StepInputs
 from lightning_feddua.engines.recorded_reads import RecordedReads
 from lightning_feddua.engines.stack import ClientStack
+from lightning_feddua.engines.stack_parts import Part, PartBatch
 from lightning_feddua.engines.stacked_steps import StackedSteps
 from lightning_feddua.host.federation import Federation
 from lightning_feddua.host.hidden.hidden_state import plain_attributes
 from lightning_feddua.host.hidden.snapshot import is_torchs_own
 from lightning_feddua.vectors import scalar_dtype
-
-
-@dataclass
-class StepInputs:
-    """Everything that local steps depend on and that changes between rounds, but for Python attributes.
-
-    Args:
-        matrix: the clients' weights.
-        buffers: their buffers.
-        batches: their minibatches.
-        lr_factor: multiplies the module's learning rates.
-        anchor: as in :class:`LocalRound`, and so for the next four.
-        state: what each client keeps.
-        scratch: what the algorithm keeps for the round.
-        scalars: what clients send.
-        full_gradient: of all their data.
-        vectors: what each algorithm keeps between rounds.
-        numbers: the same, for numbers.
-    """
-
-    matrix: Tensor
-    buffers: dict[str, Tensor]
-    batches: list[Any]
-    lr_factor: Tensor
-    anchor: Tensor
-    state: dict[str, Tensor]
-    scratch: dict[str, Tensor]
-    scalars: dict[str, Tensor]
-    full_gradient: Tensor | None
-    vectors: list[dict[str, Tensor]]
-    numbers: list[dict[str, Tensor]]
-
-    def flatten(self) -> tuple[list[Any], Any]:
-        """All leaves, and how to put them together again."""
-        return tree_flatten(vars(self))
-
-
-@dataclass
-class CompiledFunction:
-    """Compiled local steps.
-
-    Args:
-        function: takes the tensors among the inputs, and changes the clients' weights and state in place.
-        spec: how to read what it returns.
-        reads: the attributes whose values are constants of the function.
-    """
-
-    function: Callable[..., Any]
-    spec: Any
-    reads: RecordedReads
-
-    def __call__(self, tensors: list[Tensor], stack: ClientStack, local: LocalRound, steps: int) -> dict[str, Tensor]:
-        """Make the local steps; return what the clients logged."""
-        outputs = tree_unflatten(list(self.function(*tensors)), self.spec)
-        stack.buffers = outputs["buffers"]
-        local.scratch.update(outputs["scratch"])
-        local.scalars.update(outputs["scalars"])
-        local.step = steps
-        return outputs["metrics"]
 
 
 class TracedSteps:
@@ -153,24 +95,33 @@ class TracedSteps:
         )
 
     def compile(
-        self, inputs: StepInputs, epochs: list[int], clip: Clipping | None, same_size: bool
+        self,
+        inputs: StepInputs,
+        epochs: list[int],
+        parts: list[list[Part]],
+        clip: Clipping | None,
+        same_size: bool,
     ) -> CompiledFunction:
         """Compile the steps for inputs of these shapes, and for the present values of the attributes that they read.
 
         Args:
             inputs: examples of the inputs.
             epochs: the pass over the data that each minibatch belongs to.
+            parts: the parts of the stack in each step.
             clip: how gradients are clipped.
             same_size: whether all clients are at the same place in their data.
         """
         leaves, spec = inputs.flatten()
         is_tensor = [isinstance(leaf, Tensor) for leaf in leaves]
         outputs_spec: list[Any] = []
+        places: list[tuple[slice, int]] = []
 
         def function(*tensors: Tensor) -> list[Tensor]:
             given = iter(tensors)
             filled = [next(given) if is_one else leaf for is_one, leaf in zip(is_tensor, leaves, strict=True)]
-            outputs = self._trace(StepInputs(**tree_unflatten(filled, spec)), epochs, clip, same_size)
+            given_again = StepInputs(**tree_unflatten(filled, spec))
+            batches = [list(map(PartBatch, *pair)) for pair in zip(parts, given_again.batches, strict=True)]
+            outputs, places[:] = self._trace(given_again, zip(epochs, batches, strict=True), clip, same_size)
             flat, output_spec = tree_flatten(outputs)
             outputs_spec.append(output_spec)
             return flat
@@ -183,9 +134,15 @@ class TracedSteps:
             with self._untouched(), reads.recording():
                 graph = trace(function, examples)
             compiled = compile_graph(graph, examples, options)
-        return CompiledFunction(compiled, outputs_spec[-1], reads)
+        return CompiledFunction(compiled, outputs_spec[-1], places, reads)
 
-    def _trace(self, inputs: StepInputs, epochs: list[int], clip: Clipping | None, same_size: bool) -> dict[str, Any]:
+    def _trace(
+        self,
+        inputs: StepInputs,
+        batches: Iterable[tuple[int, list[PartBatch]]],
+        clip: Clipping | None,
+        same_size: bool,
+    ) -> tuple[dict[str, Any], list[tuple[slice, int]]]:
         """The local steps on whatever tensors are given; the stack's matrix is changed in place."""
         optimizers = self._federation.optimizers
         optimizers.reset()
@@ -207,12 +164,19 @@ class TracedSteps:
         )
         for algorithm, vectors, numbers in zip(self._algorithms, inputs.vectors, inputs.numbers, strict=True):
             algorithm.vectors, algorithm.numbers = vectors, numbers  # type: ignore[assignment]
-        metrics = self._steps.run(stack, zip(epochs, inputs.batches, strict=True), local, clip, same_size)
-        scalars = {
-            name: value if isinstance(value, Tensor) else inputs.lr_factor.new_full((), value)
-            for name, value in local.scalars.items()
-        }
-        return {"metrics": metrics, "buffers": stack.buffers, "scratch": local.scratch, "scalars": scalars}
+        ended = self._steps.run(stack, batches, local, clip, same_size)
+        outputs = [
+            {
+                "metrics": metrics,
+                "scratch": own.scratch,
+                "scalars": {
+                    name: value if isinstance(value, Tensor) else inputs.lr_factor.new_full((), value)
+                    for name, value in own.scalars.items()
+                },
+            }
+            for _, own, metrics in ended
+        ]
+        return {"buffers": stack.buffers, "ended": outputs}, [(rows, own.step) for rows, own, _ in ended]
 
     def _reads(self) -> RecordedReads:
         """Records what the steps read of the algorithm, the trainer and the module."""

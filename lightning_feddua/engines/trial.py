@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -13,10 +13,20 @@ from lightning_feddua.aggregation.collectives import on_rank_zero
 from lightning_feddua.agreement import UPDATE_TOLERANCE, relative_difference, short_reason
 from lightning_feddua.clients.local_training import LocalTraining
 from lightning_feddua.data.streams import ClientStream
-from lightning_feddua.engines.base import AUTO, Client, ClientEvents, Engine, GlobalState, find_engine, is_registered
+from lightning_feddua.engines.base import (
+    AUTO,
+    Client,
+    ClientEvents,
+    Engine,
+    GlobalState,
+    LocalWork,
+    find_engine,
+    is_registered,
+)
 from lightning_feddua.engines.prediction import predicted_speedup
 from lightning_feddua.engines.rehearsal import undone
 from lightning_feddua.engines.sequential import SequentialEngine
+from lightning_feddua.engines.stack_parts import StackPlan
 from lightning_feddua.engines.step_cost import CostCounter, StepCost
 from lightning_feddua.engines.vectorized import READ_IN_TURN, VectorizedEngine
 from lightning_feddua.errors import ClientError, ConfigurationError
@@ -27,7 +37,7 @@ from lightning_feddua.randomness import Purpose, drawn_from
 _TRIAL_STEPS = 2
 _TRIAL_CLIENTS = 2
 # Vectorized clients round differently and take more memory, so they must be worth it.
-_LEAST_SPEEDUP = 1.1
+_LEAST_SPEEDUP = 1.05
 
 
 def choose_engine(
@@ -111,9 +121,9 @@ def _decide(
         return "vectorized", "vectorized"
     if obstacle is not None:
         return "sequential", f"sequential (not vectorized: {obstacle})"
-    if speedup < _LEAST_SPEEDUP:
-        return "sequential", f"sequential ({stacks} would be about {speedup:.1f} times as fast)"
-    return "vectorized", f"vectorized ({stacks} are about {speedup:.1f} times as fast as one by one)"
+    engine, be = ("sequential", "would be") if speedup < _LEAST_SPEEDUP else ("vectorized", "are")
+    fast = f"{stacks} {be} about {speedup:.1f} times as fast as one by one, by counting what there is to do"
+    return engine, f'{engine} ({fast}; engine="{engine}" fixes the choice)'
 
 
 def _try(
@@ -125,18 +135,38 @@ def _try(
     sequential = SequentialEngine(federation, algorithm, states)
     vectorized = VectorizedEngine(federation, algorithm, states)
     vectorized.retrains = False
-    stacks = vectorized.stacks(clients, state.work)
-    steps = min(_TRIAL_STEPS, state.work.batches(len(clients[0].data)))
-    short = replace(state, work=replace(state.work, steps=steps, epochs=None))
+    # What they try must be what will run: clients of two sizes, if there are any, are what a stack has to cope with.
+    tried = _of_two_sizes(clients)
+    short = replace(state, work=_shortened(state.work, max(len(client.data) for client in clients)))
+    vectorized.fewest_together = 1
     try:
         with undone(federation, state):
-            obstacle, cost = _compare(federation, sequential, vectorized, clients, short, auto)
+            obstacle, cost = _compare(federation, sequential, vectorized, tried, short, auto)
     finally:
         sequential.close()
     threads, device = torch.get_num_threads(), federation.fabric.device.type
-    speedup = 0.0 if cost is None else predicted_speedup(cost.per_step(steps), stacks, device, threads)
-    largest = max(size for size, _ in stacks)
+    vectorized.fewest_together = type(vectorized).fewest_together
+    stacks = vectorized.stacks(clients, state.work)
+    speedup = 0.0 if cost is None else predicted_speedup(cost, stacks, device, threads)
+    largest = max(len(plan.sizes) for plan in stacks)
     return obstacle, f"stacks of {'' if len(stacks) == 1 else 'up to '}{largest}", speedup
+
+
+def _shortened(work: LocalWork, largest: int) -> LocalWork:
+    """Work of the same kind, of a few steps."""
+    if work.epochs is None:
+        return replace(work, steps=min(_TRIAL_STEPS, work.batches(largest)))
+    length = work.pass_length(largest)
+    epochs = min(work.epochs, -(-_TRIAL_STEPS // length))
+    return replace(work, epochs=epochs, limit=work.limit if length <= _TRIAL_STEPS else _TRIAL_STEPS)
+
+
+def _of_two_sizes(clients: list[Client]) -> list[Client]:
+    """The same clients, one of another size than the largest first, if there is one, and the largest second."""
+    largest = max(clients, key=lambda client: len(client.data))
+    other = next((client for client in clients if len(client.data) != len(largest.data)), None)
+    first = [client for client in (other, largest) if client is not None]
+    return [*first, *(client for client in clients if client not in first)]
 
 
 def _compare(
@@ -147,7 +177,7 @@ def _compare(
     state: GlobalState,
     auto: bool,
 ) -> tuple[str | None, StepCost | None]:
-    """An obstacle, if there is one, and the cost of one client's steps."""
+    """An obstacle, if there is one, and the cost of one client's step."""
     few, expected, random, problem = [], [], False, ""
     cost = StepCost()
     for client in clients:
@@ -155,7 +185,7 @@ def _compare(
             with CostCounter() as counter:
                 expected += _deltas(sequential, [client], state)
             # The last one's: some models do more in their very first step.
-            cost = counter.cost
+            cost = counter.cost.per_step(state.work.minibatch_sizes(len(client.data)))
             few.append(client)
             if changed := federation.hidden_state.changes():
                 return f"its training step changes `{changed[0]}`", None
@@ -173,7 +203,9 @@ def _compare(
     if cost.fused is not None and auto:
         return "its recurrent layers run as one kernel only one by one", None
     try:
-        found = _deltas(vectorized, few, state)
+        with CostCounter() as counter:
+            found = _deltas(vectorized, few, state)
+        cost.stacked = _of_vmapped_step(counter.cost, vectorized.stacks(few, state.work))
         tolerance = UPDATE_TOLERANCE[federation.parameters.vector.dtype]
         if not random and not (difference := relative_difference(expected, found)) <= tolerance:
             return f"its updates differ from the sequential ones by {difference:.1e}", None
@@ -184,10 +216,16 @@ def _compare(
     return None, cost
 
 
+def _of_vmapped_step(cost: StepCost, stacks: Sequence[StackPlan]) -> StepCost:
+    """The kernels of one vmapped step, and the bytes of one client in it."""
+    parts = [part for plan in stacks for _, parts in plan.steps() for part in parts]
+    return StepCost(cost.kernels / len(parts), bytes=cost.bytes / sum(len(part.places) for part in parts))
+
+
 def _deltas(engine: Engine, clients: list[Client], state: GlobalState) -> list[Tensor]:
-    deltas = []
+    deltas = {}
     for result in engine.run(clients, state, ClientEvents()):
         if isinstance(result, ClientError):
             raise result
-        deltas.append(result.delta.clone())
-    return deltas
+        deltas[result.client.position] = result.delta.clone()
+    return [deltas[client.position] for client in clients]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.benchmarks import many_runs, overhead, population, ranks, scaling, starts
+from tests.benchmarks import choice, many_runs, overhead, population, prediction, ranks, scaling, starts
 from tests.benchmarks.report import Row, plot_ratios, ratio_table
 from tests.benchmarks.rounds import BARE, check, measure, variants
 from tests.benchmarks.tasks import TASKS
@@ -132,6 +132,29 @@ def test_a_sweep_is_timed_against_runs_of_their_own():
     separately, swept = (line.split("|")[1:-1] for line in lines[2:])
     assert float(separately[3]) == 1
     assert float(swept[1]) > 0
+
+
+def test_the_choice_of_an_engine_is_judged():
+    combination = replace(choice.COMBINATIONS[choice.EPOCHS], sizes=choice.between(20, 50, 5))
+    table = choice.choice_table({"few": (measured := choice.measure(combination, repetitions=1, rounds=1))})
+    assert set(measured.seconds) == set(choice.ENGINES)
+    assert table.splitlines()[-1].startswith("| few | ")
+    # Clients, steps, and so on; the prediction is that of the run.
+    one_by_one, together = measured.counts
+    assert one_by_one.client == together.client == 5
+    assert (measured.speedup >= 1.05) == (measured.chosen == "vectorized")
+
+
+def test_ten_combinations_are_compared():
+    assert len(choice.COMBINATIONS) == 10
+
+
+def test_constants_are_found_again():
+    rng = np.random.default_rng(0)
+    counts, constants = rng.uniform(1, 100, (12, 4)), np.array([3e-4, 0.0, 2e-6, 1e-5])
+    np.testing.assert_allclose(prediction.non_negative_fit(counts, counts @ constants), constants, atol=1e-9)
+    # One that would be negative is left out.
+    assert prediction.non_negative_fit(counts[:, :2], counts @ [1.0, -0.1, 0.0, 0.0]).min() >= 0
 
 
 def test_ratios_are_to_the_first_row(tmp_path):

@@ -146,8 +146,8 @@ def test_killed_while_saving(make_loop, tmp_path, monkeypatch, moment):
 
             torch.save = save
         else:
-            # `run.json` and the CSV file come first; each takes one replacement, and one `fsync` of itself and its folder.
-            # `last.ckpt` is another name of the round's own file.
+            # `run.json` and the CSV file come first. Each takes one replacement, and one `fsync` of itself and its
+            # folder; `last.ckpt` is another name of the round's own file.
             name, call = {
                 "before replace": ("replace", 5),
                 "after replace": ("fsync", 9),

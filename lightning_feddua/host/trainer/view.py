@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from lightning_feddua._private import TRAINER_RESULTS, trainer_of
 from lightning_feddua.data.streams import ENDLESS
+from lightning_feddua.errors import UnequalClientsError
 from lightning_feddua.host.log_options import nothing_logged
 from lightning_feddua.host.trainer.callbacks import TrainerCallbacks
 from lightning_feddua.host.trainer.devices import TrainerDevices
@@ -102,7 +103,7 @@ class TrainerView(TrainerStages, TrainerLoaders, TrainerMetrics, TrainerDevices,
     def current_epoch(self) -> int:
         """The client's current pass over its data; outside of clients, the round."""
         if self._epoch is None:
-            raise RuntimeError(
+            raise UnequalClientsError(
                 "`self.current_epoch` differs between the clients of one vectorized step. Use `engine='sequential'`."
             )
         return self._epoch
