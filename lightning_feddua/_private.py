@@ -28,8 +28,7 @@ __all__ = ["TorchDispatchMode", "tree_flatten", "tree_leaves", "tree_map", "tree
 
 # Where a module keeps its tensors and children; these are not attributes of a user's own.
 MODULE_REGISTRIES = PARAMETERS, BUFFERS, SUBMODULES = ("_parameters", "_buffers", "_modules")
-# The beginning of vmap's error for an operation that it does not know.
-NO_BATCHING_RULE = "Batching rule not implemented"
+NO_BATCHING_RULE = "Batching rule not implemented"  # how vmap's error for an unknown operation begins
 
 
 def zero_all(tensors: Sequence[Tensor]) -> None:
@@ -59,8 +58,9 @@ def recomputed_attributes(module: torch.nn.Module) -> list[str]:
 
 
 def metadata_of(state_dict: Mapping[str, Any]) -> Any:
-    """The versions of modules that a state dict carries in an attribute; None if it has none."""
-    return getattr(state_dict, "_metadata", None)
+    """The versions of modules that a state dict carries in an attribute; None if it has none, or OmegaConf's own."""
+    found = getattr(state_dict, "_metadata", None)
+    return found if isinstance(found, Mapping) else None
 
 
 def set_metadata(state_dict: MutableMapping[str, Any], metadata: Any) -> None:
@@ -147,6 +147,7 @@ EAGER_RANDOM_NUMBERS: dict[str, Any] = {"fallback_random": True}
 STORED_VALUES_ARE_READ: dict[str, Any] = {"realize_reads_threshold": 1}
 # The loggers that report on the compiler's own progress, and on errors of a trace, which are raised anyway.
 COMPILER_LOGGER, TRACER_LOGGER = "torch._inductor", "torch._subclasses.fake_tensor"
+COMPILER_MODULES = ("torch._inductor.compile_fx", "torch._inductor.codegen.cpp")  # what takes a second to import
 
 
 def threads_option(threads: int) -> dict[str, Any]:

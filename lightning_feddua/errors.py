@@ -48,6 +48,12 @@ def instead_of(name: str, allowed: Iterable[str]) -> str:
     return f"Write `{near[0]}` if that was meant." if near else f"Choose among {choices(known)}."
 
 
+def hint(name: str, allowed: Iterable[str], initial: str = "c") -> str:
+    """The beginning of a sentence, up to the first letter of the word that follows it, such as "choose"."""
+    near = difflib.get_close_matches(str(name), list(allowed), n=1)
+    return f"Write `{near[0]}` if that was meant, or {initial}" if near else initial.upper()
+
+
 class ClientError(RuntimeError):
     """Something failed in a client; the cause is chained.
 
@@ -61,13 +67,29 @@ class ClientError(RuntimeError):
     def __init__(self, client_id: str, round: int, stage: str, cause: BaseException | str) -> None:
         self.problem = cause if isinstance(cause, str) else f"{type(cause).__name__}: {str(cause).rstrip('.')}."
         where = "" if isinstance(cause, str) else " The traceback above shows where."
-        super().__init__(f"Client `{client_id}` failed in round {round} during {stage}: {self.problem}{where}")
+        # Not `super`: a subclass has another base with arguments of its own.
+        RuntimeError.__init__(
+            self, f"Client `{client_id}` failed in round {round} during {stage}: {self.problem}{where}"
+        )
         self.client_id, self.round, self.stage = client_id, round, stage
         self.__cause__ = None if isinstance(cause, str) else cause
 
 
-class DivergenceError(ClientError):
-    """A client's update is not finite."""
+class NotFiniteError(RuntimeError):
+    """A number of a round is not finite that would be in all later rounds.
+
+    Args:
+        message: what it is.
+        round: the round, from 0.
+    """
+
+    def __init__(self, message: str, round: int) -> None:
+        super().__init__(message)
+        self.round = round
+
+
+class DivergenceError(ClientError, NotFiniteError):
+    """Something that a client sends is not finite."""
 
 
 class RankError(RuntimeError):

@@ -8,6 +8,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from lightning_feddua.errors import ConfigurationError
+
 # What file systems say that keep folders in their own way: some have no `fsync` of them, others do not open them.
 _NO_FOLDERS = {errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF, errno.EACCES, errno.EPERM}
 _NO_FOLDERS |= {errno.EISDIR}
@@ -34,6 +36,18 @@ def whole_file(path: Path, mode: str = "w", **arguments: Any) -> Iterator[IO[Any
             unfinished.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+@contextmanager
+def writable(path: Path) -> Iterator[None]:
+    """Make the folder of a file that is written in this block, or give one clear error."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise ConfigurationError(
+            f"`{path}` cannot be written: {error.strerror or error}.", "Choose another file, or make room for it."
+        ) from error
 
 
 def same_file(source: Path, path: Path) -> None:

@@ -31,6 +31,7 @@ from lightning_feddua.callbacks.stopping import (
     tell_why,
     unsaved,
 )
+from lightning_feddua.certificates.finite_state import check_weights
 from lightning_feddua.checkpoints import Found, find_checkpoint, finish_loggers, restore, start_loggers
 from lightning_feddua.checkpoints.identity import agreed_digest, identity
 from lightning_feddua.checkpoints.schema import engine_of
@@ -91,6 +92,8 @@ class FederatedLoop(LoopEvaluation):
         self.identity_digest = ""
         self.client_metrics = {}
         self._federation: Federation | None = None
+        # Where to end a fit that repeats only a part of a run.
+        self._until: int | None = None
         self._elsewhere: dict[str, Any] = {}
         self._hooks = Hooks([])
         self._preemption = Preemption(enabled=False)
@@ -155,7 +158,7 @@ class FederatedLoop(LoopEvaluation):
                 # Nobody begins a round who has yet to hear that another was told to end.
                 barrier(self.fabric)
                 self._preemption.wait_for_rounds(saves(self.callbacks))
-                for round in range(len(run.history), self.max_rounds):
+                for round in range(len(run.history), self._until or self.max_rounds):
                     self._run_round(round, federation)
                     heed_signals_of_save(self)
                     if run.stop_reason is not None:
@@ -252,6 +255,7 @@ class FederatedLoop(LoopEvaluation):
         # The server's step: w_{t+1} = w_t + η G⁻¹ v, for FedDuA.
         self._hooks.call("on_aggregate_end", only=self.server, loop=self, update=update)
         self.client.aggregate(weights, update, run.eta_g)
+        check_weights(self)
         if run.average is not None:
             run.average.lerp_(weights, 0.5)
         federation.buffers.update(update.float_buffers, update.float_changed, update.integer_buffers)

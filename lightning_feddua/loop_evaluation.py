@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lightning_feddua.callbacks.base import FederatedCallback
 from lightning_feddua.checkpoints.files import find_checkpoint
-from lightning_feddua.checkpoints.weights import load_weights
+from lightning_feddua.checkpoints.weights import check_model, load_weights
 from lightning_feddua.data.module import FederatedDataModule, as_datamodule
 from lightning_feddua.data.wrapped import PredictedDataModule
 from lightning_feddua.errors import ConfigurationError
@@ -126,7 +126,10 @@ class LoopEvaluation(LoopAttributes):
         self.run = Run(self.out_dir)
         with Federation(self.fabric, model, datamodule, self.settings, "fit", self._take_callbacks) as federation:
             self._federation = federation
+            checkpoint = {} if found is None else found.checkpoint
             self._set_up(federation, found)
+            if found is not None:
+                check_model(federation, self.run.average, checkpoint, found.path)
 
     def _evaluate(
         self, model: LightningModule, datamodule: FederatedDataModule, kind: _Kind, ckpt_path: str | Path | None

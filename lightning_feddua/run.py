@@ -117,7 +117,8 @@ class Run:
             "weights": self.weights,
             "average": self.average,
             "history": self.history,
-            "certificates": self.certificates,
+            # One string: a list would cost more with every round.
+            "certificates": "\n".join(self.certificates),
             "round": self.round,
             "eta_g": self.eta_g,
             "columns": self.columns.state_dict(),
@@ -131,7 +132,11 @@ class Run:
             self.start_average()
         self.average = _into(self.average, state["average"])
         self.history = state["history"]
-        self.certificates = state.get("certificates", [""] * len(self.history))
+        # A checkpoint of an earlier version has none.
+        known = state.get("certificates", "\n" * (len(self.history) - 1))
+        self.certificates = known.split("\n") if self.history else []
+        if len(self.certificates) != len(self.history):
+            raise ValueError(f"it has {len(self.certificates)} certificates of {len(self.history)} rounds")
         self.round = state.get("round", len(self.history))
         self.eta_g = state.get("eta_g", 0.0)
         if "columns" in state:

@@ -79,15 +79,16 @@ class RunSettings:
         local_lr_decay: multiplies the module's learning rates in each round after the first. It acts when an optimizer
             steps, so that schedulers and hooks may write rates in any way.
         engine: how a rank runs its clients: ``"sequential"``, one after another, bit for bit as Trainer would;
-            ``"vectorized"``, many in one vmapped step; ``"auto"``, whichever a few trial steps show to be faster; or
-            an engine of your own, by its registered name or its import path.
+            ``"vectorized"``, many in one vmapped step; ``"auto"``, whichever should be faster by what a few trial
+            steps show to count; or an engine of your own, by its registered name or its import path.
         compile: whether the vectorized engine compiles the local steps of a stack of clients into one function;
             ``"auto"``, where all clients' minibatches have the same shapes and the run is long enough to pay for it.
             That takes from seconds to minutes at the first start, less at others, and is checked against the eager
             steps. With True, a server of many parameters compiles its step, too.
         reproducible: whether the result is to depend on settings and data alone, and not on the number of ranks or
-            cores: ``engine="auto"`` is then ``"sequential"``, ``threads`` is 1 unless given, and on a GPU only
-            deterministic algorithms run. That is slower where one process has several cores to itself.
+            cores: ``engine="auto"`` is then ``"sequential"``, ``threads`` is 1 unless given, on a GPU only
+            deterministic algorithms run, and data that differs between two looks with the same seed is refused. That is
+            slower where one process has several cores to itself.
         threads: how many threads local steps use on a CPU; None for as many as torch has. Another number rounds
             differently.
         channels_last: whether convolutions and images get this memory format, with which many are faster.
@@ -95,9 +96,10 @@ class RunSettings:
             any number of ranks up to it gives the same bits. More lanes than twice the ranks take more memory and
             traffic, where there are more than two ranks. None adds in whatever order is fastest, in less memory.
         client_states: where the vectors are kept that an algorithm has for each client: ``"memory"`` or ``"disk"``.
-        on_client_error: what happens when a client raises an exception, or its update is not finite: ``"raise"`` ends
-            the run, on all ranks, with a :class:`ClientError`; ``"skip"`` warns, and leaves it out of the round. After
-            three rounds in a row in which all clients failed the run ends in any case.
+        on_client_error: what happens when a client raises an exception, or its update, its buffers or what else it
+            sends is not finite: ``"raise"`` ends the run, on all ranks, with a :class:`ClientError`; ``"skip"`` warns,
+            and leaves it out of the round. After three rounds in a row in which all clients failed the run ends in any
+            case, and so it does where a sum of finite updates, or the server's step, is not finite.
         client_timeout: seconds after which a client that still trains or reads its data is interrupted, and tried once
             more, with new worker processes; then it counts as one that fails. Who is slow may differ from run to run.
         max_update_norm: the largest norm of a client's update, to which longer ones are clipped, in the mean and in

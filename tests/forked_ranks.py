@@ -55,9 +55,12 @@ class ForkedRanks:
         except BaseException:
             traceback.print_exc()
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+            # Whatever happens, such as a full disk, no second copy of the parent may go on.
+            try:
+                sys.stdout.flush()
+                sys.stderr.flush()
+            finally:
+                os._exit(code)
 
     def output(self, rank):
         """What a rank has printed so far."""
@@ -100,6 +103,8 @@ def _write_to_the_own_output():
     sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1, closefd=False) for n in (1, 2))
     warnings.resetwarnings()
     warnings.showwarning = lambda *args, **_: print(warnings.formatwarning(*args[:4]), file=sys.stderr)
+    # Of loggers without a handler: Lightning's get none where they are first imported in a test, as pytest's are there.
+    logging.basicConfig(stream=sys.stderr, format="%(message)s", force=True)
     for logger in (logging.root, *logging.root.manager.loggerDict.values()):
         for handler in getattr(logger, "handlers", []):
             if type(handler) is logging.StreamHandler:
@@ -112,13 +117,17 @@ def unequal_clients():
     return FederatedDataModule(clients, images(50, seed=99), batch_size=10, eval_batch_size=16)
 
 
-def fit(out_dir, model, arguments, ckpt_path=None, data=unequal_clients):
-    """Run one rank; the first leaves weights, buffers and history in a file."""
+def make_loop(out_dir, arguments):
     defaults = {"max_rounds": 20, "clients_per_round": 6, "engine": "sequential", "timeout": 60.0}
     fixed = {"out_dir": out_dir, "enable_progress_bar": False, "accelerator": "cpu"}
+    return FederatedLoop(**{**defaults, **fixed, **arguments})
+
+
+def fit(out_dir, model, arguments, ckpt_path=None, data=unequal_clients):
+    """Run one rank; the first leaves weights, buffers and history in a file."""
     torch.manual_seed(0)
     model = model()
-    loop = FederatedLoop(**{**defaults, **fixed, **arguments})
+    loop = make_loop(out_dir, arguments)
     loop.fit(model, data(), ckpt_path)
     if loop.fabric.is_global_zero:
         history = [{k: v for k, v in row.items() if k != "seconds"} for row in loop.history]

@@ -64,6 +64,17 @@ class DropoutCNN(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+class BatchNormCNN(DropoutCNN):
+    """Wide enough that the number of threads shows in the bits of its updates."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(
+            *(nn.Conv2d(1, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 32, 3), nn.BatchNorm2d(32), nn.ReLU()),
+            *(nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(0.5), nn.Linear(128, 3)),
+        )
+
+
 def images(size, seed):
     generator = torch.Generator().manual_seed(seed)
     y = torch.randint(3, (size,), generator=generator)

@@ -59,6 +59,9 @@ def test_a_state_dict_has_metadata():
     _private.set_metadata(copy, _private.metadata_of(state_dict))
     assert _private.metadata_of(copy) == _private.metadata_of(state_dict)
     assert _private.metadata_of({}) is None
+    # As OmegaConf's dictionaries have one.
+    copy._metadata = object()
+    assert _private.metadata_of(copy) is None
 
 
 def test_a_module_has_these_registries():
@@ -104,6 +107,7 @@ def test_a_traced_function_is_compiled_and_cached():
         assert list(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]).rglob("fxgraph/**/*")), (
             "nothing is in the cache on disk"
         )
+    assert {*_private.COMPILER_MODULES} <= sys.modules.keys()
 
 
 def test_random_numbers_of_compiled_code_are_those_of_eager_code():

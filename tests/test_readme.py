@@ -14,6 +14,8 @@ import torch
 
 from lightning_feddua import FedAvg, FederatedLoop
 from lightning_feddua.cli import commands as cli
+from lightning_feddua.cli.actions import ACTIONS, resolve_fit
+from lightning_feddua.cli.parsing import new_parser
 from lightning_feddua.data import SyntheticRegression
 from lightning_feddua.experiments.many_runs import ManyRuns
 from lightning_feddua.experiments.sweep import Sweep
@@ -80,14 +82,14 @@ def run(arguments):
 
 
 def parse(arguments):
-    command = cli.COMMANDS[arguments[0]]
-    parser = cli._parser()
+    command = ACTIONS[arguments[0]]
+    parser = new_parser()
     command.add_arguments(parser)
     config = parser.parse_args(command.prepare(arguments[1:]))
     if arguments[0] in ("compare", "sweep"):
         # Every preset is parsed in another test.
         asked = (ManyRuns if arguments[0] == "compare" else Sweep)(**vars(config))
-        cli._resolve_fit(next(iter(asked.method_arguments().values())))
+        resolve_fit(next(iter(asked.method_arguments().values())))
 
 
 @pytest.fixture

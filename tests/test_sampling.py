@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lightning_feddua import ConfigurationError, FedAvg, FederatedCallback, Scaffnew
-from lightning_feddua.aggregation.dealing import deal, deal_lanes
+from lightning_feddua.aggregation.dealing import deal, deal_lanes, deal_stacks
 from lightning_feddua.data import SyntheticRegression
 from lightning_feddua.models import LinearRegression
 from lightning_feddua.randomness import Purpose, generator, preserved_random_state, seed_generators
@@ -195,3 +195,30 @@ def test_algorithms_that_need_everybody(make_loop):
 def test_two_ways_to_choose_are_one_too_many(make_loop):
     with pytest.raises(ConfigurationError, match="Both `sampler` and `clients_per_round=3` choose who takes part"):
         make_loop(sampler=Shifts(), clients_per_round=3)
+
+
+def stack_cost(steps):
+    """What a stack costs: its start in each step, and each client's steps."""
+    return 4 * max(steps, default=0) + sum(steps)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+def test_stacks_are_dealt_by_the_longest_client(world_size):
+    rng = np.random.default_rng(world_size)
+    ratios = []
+    for _ in range(30):
+        steps = rng.integers(1, 40, rng.integers(0, 25)).tolist()
+        hands = deal_stacks(steps, world_size)
+        assert sorted(position for hand in hands for position in hand) == list(range(len(steps)))
+        assert len(hands) == world_size
+        slowest = max(stack_cost([steps[i] for i in hand]) for hand in hands)
+        balanced = max(stack_cost([steps[i] for i in hand]) for hand in deal(steps, world_size))
+        ratios.append(slowest / max(balanced, 1))
+    assert max(ratios) <= 1
+    assert np.mean(ratios) < 0.98 or world_size == 1
+
+
+def test_long_clients_make_one_stack_and_short_ones_another():
+    assert deal_stacks([10, 40, 10, 30, 10, 30, 10, 10, 10], 2) == [[1, 3], [0, 2, 4, 5, 6, 7, 8]]
+    # Of equal clients each rank has as many as the others.
+    assert deal_stacks([5] * 6, 3) == deal([5] * 6, 3)

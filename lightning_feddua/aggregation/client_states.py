@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Iterable, MutableMapping, Sequence
 from typing import Any, Literal
 
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
-from lightning_feddua.aggregation.collectives import pass_on
+from lightning_feddua.aggregation.collectives import gather_objects, pass_on
 from lightning_feddua.aggregation.disk_rows import DiskRows
 from lightning_feddua.certificates.fingerprint import fingerprint
+from lightning_feddua.errors import RankError
 
 # How many clients' vectors are on their way to rank 0 at a time.
 _AT_ONCE = 64
@@ -48,6 +49,8 @@ class ClientStates:
         self._fingerprints: dict[int, int] = {}
         # The rank that holds each client; the same on every rank.
         self._holders: dict[int, int] = {}
+        # Clients of this round whose vectors are not what was put here.
+        self._damaged: list[int] = []
 
     def _new_rows(self) -> MutableMapping[int, Tensor]:
         return DiskRows(self._shape, self._dtype) if self._on_disk else {}
@@ -79,7 +82,23 @@ class ClientStates:
             self._rows[client].copy_(row)
         else:
             self._rows[client] = row if self._on_disk or row.data_ptr() != vectors.data_ptr() else row.clone()
-        self._fingerprints[client] = int(fingerprint(row, place=client))
+        self._fingerprints[client] = self._fingerprint_of(client, row)
+
+    def _fingerprint_of(self, client: int, row: Tensor) -> int:
+        return int(fingerprint(row, place=client))
+
+    def _changed(self, clients: Iterable[int]) -> list[int]:
+        """Clients whose vectors are not those that were put here."""
+        return [
+            client
+            for client in clients
+            if self._fingerprint_of(client, self._rows[client]) != self._fingerprints[client]
+        ]
+
+    def check(self) -> None:
+        """One clear error if vectors that were due in the round have changed in this rank's memory or on its disk."""
+        if self._damaged:
+            raise _changed_error(self._damaged[0], self._fabric.global_rank)
 
     def move(self, hands: Sequence[Sequence[int]]) -> None:
         """Bring the vectors of a cohort to the ranks that will train it. Every rank calls this with the same hands.
@@ -90,6 +109,8 @@ class ClientStates:
         if not self.names:
             return
         own = self._fabric.global_rank
+        due = [client for hand in hands for client in hand if client in self._rows]
+        self._damaged = self._changed(due)
         moves, sent, arrivals = 0, [], []
         for rank, hand in enumerate(hands):
             for client in hand:
@@ -113,6 +134,10 @@ class ClientStates:
 
     def state_dict(self) -> dict[str, Any]:
         """All clients' vectors on rank 0, those that a rank holds on others; a collective."""
+        found = gather_objects(self._fabric, self._changed(self._rows)) if self.names else []
+        for rank, clients in enumerate(found):
+            if clients:
+                raise _changed_error(clients[0], rank)
         own, arrived = self._fabric.global_rank, self._new_rows()
         away = [(client, holder) for client, holder in sorted(self._holders.items()) if holder != 0]
         for start in range(0, len(away), _AT_ONCE):
@@ -142,3 +167,10 @@ class ClientStates:
         for client, holder in self._holders.items():
             if holder == self._fabric.global_rank:
                 self.put(client, state["rows"][client])
+
+
+def _changed_error(client: int, rank: int) -> RankError:
+    return RankError(
+        f"What the client at place {client} keeps has changed on rank {rank} since the client left it there. Nothing of"
+        " it is saved; look for a faulty memory or disk, and resume from the last checkpoint."
+    )

@@ -27,6 +27,56 @@ def deal(costs: Sequence[float], world_size: int) -> list[list[int]]:
     return [sorted(hand) for hand in hands]
 
 
+# How many more clients in a stack cost as much as a step of the stack does before its first client.
+_START_OF_A_STEP = 4
+
+
+def deal_stacks(steps: Sequence[int], world_size: int) -> list[list[int]]:
+    """Split a cohort over ranks that train their clients together, such that the slowest rank is done early.
+
+    A stack makes as many steps as its longest client, so that long clients belong together.
+
+    Args:
+        steps: the number of steps of each member of the cohort.
+        world_size: the number of ranks.
+
+    Returns:
+        For each rank the positions in the cohort that it trains, ascending.
+
+    >>> deal_stacks([40, 30, 30, 10, 10, 10, 10, 10, 10], world_size=2)
+    [[0, 1], [2, 3, 4, 5, 6, 7, 8]]
+    """
+    if len(set(steps)) <= 1:
+        return deal(steps, world_size)
+    order = sorted(range(len(steps)), key=lambda i: (-steps[i], i))
+
+    def split(bound: int) -> list[list[int]]:
+        """As few hands as possible, none of which costs more; one client may."""
+        hands: list[list[int]] = []
+        cost = 0
+        for position in order:
+            cost += steps[position]
+            if not hands or cost > bound:
+                hands.append([])
+                cost = (_START_OF_A_STEP + 1) * steps[position]
+            hands[-1].append(position)
+        return hands
+
+    low, high = 0, (_START_OF_A_STEP + len(steps)) * steps[order[0]]
+    while low < high:
+        bound = (low + high) // 2
+        low, high = (low, bound) if len(split(bound)) <= world_size else (bound + 1, high)
+    hands = [sorted(hand) for hand in split(low)]
+    hands += [[] for _ in range(world_size - len(hands))]
+
+    def slowest(hands: list[list[int]]) -> int:
+        own = [[steps[position] for position in hand] for hand in hands]
+        return max(_START_OF_A_STEP * max(each, default=0) + sum(each) for each in own)
+
+    # Among few clients there may be no good place to split.
+    return min(hands, deal(steps, world_size), key=slowest)
+
+
 class LaneDeal(NamedTuple):
     """A cohort in lanes, dealt to ranks.
 

@@ -45,13 +45,19 @@ class DiskRows(MutableMapping[int, Tensor]):
         content = _bytes_of(row)
         self._file.seek(self._places[key] * self._bytes)
         while content:
-            content = content[self._file.readinto(content) :]
+            count = self._file.readinto(content)
+            if not count:
+                raise ConfigurationError(
+                    f"What clients keep is no longer whole in `{tempfile.gettempdir()}`.",
+                    'Look after the disk, or use `client_states="memory"`.',
+                )
+            content = content[count:]
         return row
 
     def __setitem__(self, key: int, row: Tensor) -> None:
         place = self._places.get(key)
         if place is None:
-            place = self._free.pop() if self._free else self._end
+            place = self._free[-1] if self._free else self._end
         content = _bytes_of(row.detach().to("cpu", self._dtype).contiguous())
         try:
             self._file.seek(place * self._bytes)
@@ -59,6 +65,8 @@ class DiskRows(MutableMapping[int, Tensor]):
                 content = content[self._file.write(content) :]
         except OSError as error:
             raise _not_written(error) from error
+        if key not in self._places and place < self._end:
+            self._free.pop()
         self._places[key] = place
         self._end = max(self._end, place + 1)
 

@@ -9,21 +9,27 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
 
-import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
 from lightning_feddua.aggregation.collectives import gather_objects
-from lightning_feddua.aggregation.update import ClientUpdate
+from lightning_feddua.aggregation.finite import flaw_of, flawed_sum, is_finite, told
+from lightning_feddua.aggregation.update import ClientUpdate, RoundUpdate
 from lightning_feddua.engines.base import Client, GlobalState
 from lightning_feddua.engines.time_limit import tried_twice
-from lightning_feddua.errors import ClientError, ConfigurationError, DivergenceError, RankError, RemoteTraceback
-from lightning_feddua.vectors import squared_norm
+from lightning_feddua.errors import (
+    ClientError,
+    ConfigurationError,
+    DivergenceError,
+    NotFiniteError,
+    RankError,
+    RemoteTraceback,
+)
 
 # After so many rounds in a row in which every client failed, the fault is not the clients'.
 FAILED_ROUNDS = 3
-_NOT_FINITE = (
-    "its update is not finite. Try a smaller local learning rate, or `gradient_clip_val`;"
+_REMEDY = (
+    "Try a smaller local learning rate, or `gradient_clip_val`, and look for such values in its data;"
     ' `on_client_error="skip"` leaves such clients out.'
 )
 
@@ -75,8 +81,12 @@ class ClientFaults:
         """
         for result in results:
             # The synchronisation with the device that this takes is paid only where clients may be left out.
-            if self._skips and isinstance(result, ClientUpdate) and not _is_finite(result, global_floats):
-                result = ClientError(result.client.name, state.round, "local training", _NOT_FINITE)
+            if isinstance(result, ClientUpdate):
+                flaw = flaw_of(result, global_floats, update_too=self._skips)
+                if not self._skips:
+                    result.flaw = flaw
+                elif flaw is not None and (found := flaw.item()):
+                    result = ClientError(result.client.name, state.round, "local training", f"{told(found)}. {_REMEDY}")
             if isinstance(result, ClientError):
                 self._note(result)
             else:
@@ -104,8 +114,8 @@ class ClientFaults:
                 self._note(ClientError(client.name, state.round, stage, exception))
                 continue
             # In a mean, it would be the fault of all.
-            if not squared_norm(gradient).isfinite():
-                self._note(DivergenceError(client.name, state.round, stage, _NOT_FINITE))
+            if not is_finite(gradient):
+                self._note(DivergenceError(client.name, state.round, stage, f"it is not finite. {_REMEDY}"))
                 continue
             yield gradient, client.weight, client.lane
 
@@ -117,23 +127,49 @@ class ClientFaults:
         except Exception as exception:
             self.error = exception
 
-    def check(self, failed: bool, squared_norms: Tensor, names: Callable[[int], str], state: GlobalState) -> None:
+    def check(
+        self,
+        failed: bool,
+        update: RoundUpdate,
+        flaws: Mapping[int, float],
+        global_floats: Tensor | None,
+        names: Callable[[int], str],
+        round: int,
+    ) -> None:
         """Raise what has failed on any rank: the rank itself its own exception, the others one that names it.
 
         Args:
             failed: whether a rank has an error; the same on every rank.
-            squared_norms: of the clients that took part, in cohort order.
+            update: the round's.
+            flaws: what is not finite of clients, besides their updates, by their place in the cohort.
+            global_floats: the float buffers that clients started from.
             names: gives a client's name by its place in the cohort.
-            state: the global state of the round.
+            round: the round.
         """
         if failed:
             self._raise_together()
-        if self._skips:
-            return
-        # Nobody has looked at the updates yet, and now it costs nothing.
-        for place in (~squared_norms.isfinite()).nonzero().flatten().tolist():
+        if not self._skips:
+            # Nobody has looked at the updates yet, and now it costs nothing.
+            for place in (~update.squared_norms.isfinite()).nonzero().flatten().tolist():
+                flaws = {**flaws, place: 1}
+        for place in sorted(flaws):
             self.raised_together = True
-            raise DivergenceError(names(place), state.round, "local training", _NOT_FINITE)
+            raise DivergenceError(names(place), round, "local training", f"{told(flaws[place])}. {_REMEDY}")
+        if (sums := flawed_sum(update, global_floats)) is not None:
+            self._raise_sum(sums, round)
+
+    def check_mean(self, gradient: Tensor, round: int) -> None:
+        """One clear error on all ranks if the mean of the clients' gradients is not finite."""
+        if not is_finite(gradient):
+            self._raise_sum("gradients", round)
+
+    def _raise_sum(self, what: str, round: int) -> None:
+        self.raised_together = True
+        raise NotFiniteError(
+            f"The sum of the clients' {what} in round {round} is not finite, although each of them is."
+            " Try a smaller local learning rate, `max_update_norm`, or a wider `precision`.",
+            round,
+        )
 
     def _raise_together(self) -> None:
         error = self.error
@@ -166,13 +202,3 @@ def check_history(history: Sequence[Mapping[str, Any]]) -> None:
             f"All clients have failed in {FAILED_ROUNDS} rounds in a row, the last in round {last[-1]['round']}."
             " The warnings above say why each did."
         )
-
-
-def _is_finite(update: ClientUpdate, global_floats: Tensor | None) -> bool:
-    """Whether a client can be added to the sums without harm."""
-    kept = [] if update.kept is None else [update.kept.flatten()]
-    finite = torch.stack([squared_norm(v) for v in (update.delta, *update.extra_vectors.values(), *kept)]).isfinite()
-    if update.floats is None or global_floats is None:
-        return bool(finite.all())
-    # A buffer may hold infinities for good, as masks do.
-    return bool(finite.all() & (update.floats.isfinite() | ~global_floats.isfinite()).all())

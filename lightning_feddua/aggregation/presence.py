@@ -177,8 +177,9 @@ def _absent(fabric: Fabric, own: int) -> list[int] | None:
     arrived = _ask(lambda: {rank: int(_read(f"arrivals/{rank}") or 0) for rank in others})
     if arrived is None:
         return None
-    if absent := [rank for rank, count in arrived.items() if count < own]:
-        return absent
+    if (least := min(arrived.values(), default=own)) < own:
+        # Others may have been kept in the exchange before by those that are missing there.
+        return [rank for rank, count in arrived.items() if count == least]
     here = [rank for rank, count in arrived.items() if count == own]
     _write("call", str(own))
     _write(f"answers/{fabric.global_rank}", "here")

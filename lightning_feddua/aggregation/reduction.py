@@ -22,6 +22,8 @@ _SQUARED_NORM = "‖Δ‖²"
 _SCALAR = "‖"
 # The column of the number of samples.
 _SAMPLES = "‖‖samples"
+# That of what is not finite in a client, besides its update.
+_FLAW = "‖‖flaw"
 
 
 class Reduction:
@@ -65,6 +67,8 @@ class Reduction:
         self._sums: Sequence[Tensor] = ()
         self._table = Table(fabric, [_SQUARED_NORM, _SAMPLES, *self._scalars.values()])
         self.stop = self.failed = False
+        # By place in the cohort.
+        self.flaws: dict[int, float] = {}
 
     def start(self, cohort_size: int, deal: LaneDeal) -> None:
         """Begin a round: all sums at zero.
@@ -104,6 +108,8 @@ class Reduction:
         row = {name: (value, weight) for name, value in update.metrics.items()}
         row |= {column: (update.scalars[name], 1.0) for name, column in self._scalars.items()}
         row[_SAMPLES] = (torch.tensor(float(update.client.data.samples)), 1.0)
+        if update.flaw is not None:
+            row[_FLAW] = (update.flaw, 1.0)
         self._table.add(update.client.position, {_SQUARED_NORM: (squared_norm(update.delta), weight), **row})
         if global_floats is not None and update.floats is not None:
             float_sum.add_(update.floats, alpha=weight)
@@ -133,6 +139,8 @@ class Reduction:
         columns = self._table.read(self._rows)
         norms, weights = columns.pop(_SQUARED_NORM)
         samples = columns.pop(_SAMPLES)[0]
+        flaws = columns.pop(_FLAW, (np.zeros(0), None))[0]
+        self.flaws = {int(place): float(flaws[place]) for place in flaws.nonzero()[0]}
         took_part = weights > 0
         scalars = {name: torch.from_numpy(columns.pop(key)[0][took_part]) for name, key in self._scalars.items()}
         total = float(weights.sum())

@@ -11,13 +11,13 @@ from typing import Any
 from lightning_feddua.aggregation.backend import Backend, Training
 from lightning_feddua.aggregation.client_states import ClientStates
 from lightning_feddua.aggregation.collectives import on_rank_zero
-from lightning_feddua.aggregation.dealing import LaneDeal, deal_lanes
+from lightning_feddua.aggregation.dealing import LaneDeal, deal_lanes, deal_stacks
 from lightning_feddua.aggregation.faults import ClientFaults
 from lightning_feddua.aggregation.reduction import Reduction, mean_vector
 from lightning_feddua.aggregation.transforms import TransformChain
 from lightning_feddua.aggregation.update import ClientUpdate, RoundUpdate, SoleWeights
 from lightning_feddua.clients import LocalTraining
-from lightning_feddua.engines.base import AUTO, Client, ClientEvents, Engine, GlobalState, LocalWork
+from lightning_feddua.engines.base import AUTO, Client, ClientEvents, Engine, GlobalState, LocalWork, find_engine
 from lightning_feddua.engines.compiled_engine import CompiledEngine
 from lightning_feddua.engines.rehearsal import rehearse
 from lightning_feddua.engines.sequential import SequentialEngine
@@ -53,12 +53,15 @@ class Simulation(Backend):
         self._transforms = TransformChain(training.transforms, self._settings.seed, population)
         self._faults = ClientFaults(fabric, self._settings.on_client_error)
         self._lanes: int | None = None
+        self._in_stacks = False
 
     def start(self, cohort: list[int], known_engine: str | None = None) -> None:
         """Choose the engine: the one in the settings, the faster one in a trial, or that of the run so far."""
         asked = self._settings.engine
         if self._settings.reproducible and asked == AUTO:
             asked = SequentialEngine.name
+        # A trial is of the clients that a rank would have then.
+        self._in_stacks = asked == AUTO or not find_engine(asked).in_lanes
         self._rehearse(cohort, resumed=known_engine is not None)
         if known_engine is not None:
             engine, self.engine_note = resumed_engine(asked, self._settings.compile, known_engine)
@@ -72,6 +75,7 @@ class Simulation(Backend):
                     self._algorithm,
                     lambda: self._first_round(cohort),
                 )
+        self._in_stacks = not engine.in_lanes
         # A stack of clients has clients of all lanes. Each rank needs a lane.
         lanes = self._settings.lanes
         self._lanes = max(lanes, self._fabric.world_size) if lanes is not None and engine.in_lanes else None
@@ -132,6 +136,8 @@ class Simulation(Backend):
         self.states.move([[cohort[position] for position, _ in hand] for hand in deal.hands])
         faults.start()
         clients = self._own_clients(cohort, deal, round, faults)
+        with faults.held():
+            self.states.check()
         self._begin_round(clients, deal, state, faults)
         reduction.start(len(cohort), deal)
         with faults.held(), self._federation.world_of_one.entered():
@@ -139,7 +145,8 @@ class Simulation(Backend):
         update = reduction.all_reduce(stop(), faults.error is not None)
         self.stop = reduction.stop
         ids = self._federation.client_ids
-        faults.check(reduction.failed, update.squared_norms, lambda i: str(ids[cohort[i]]), state)
+        floats = self._federation.buffers.global_floats(self._weights.dtype)
+        faults.check(reduction.failed, update, reduction.flaws, floats, lambda i: str(ids[cohort[i]]), round)
         self._transforms.round(update, round, len(cohort))
         if self._keeps and update.clients == 1:
             update.sole_weights = SoleWeights(update.extra_vectors.pop(_OWN_WEIGHTS), update.mean_delta)
@@ -222,6 +229,9 @@ class Simulation(Backend):
         # Where all make as many steps, nobody's size is asked for: it may take making a dataset to find out.
         equal = work.steps is not None
         costs = [1] * len(cohort) if equal else [work.batches(max(1, int(self._federation.sizes[i]))) for i in cohort]
+        if self._in_stacks:
+            hands = deal_stacks(costs, self._fabric.world_size)
+            return LaneDeal([[(position, 0) for position in hand] for hand in hands], 0)
         return deal_lanes(costs, self._lanes, self._fabric.world_size)
 
     def _own_clients(self, cohort: list[int], deal: LaneDeal, round: int, faults: ClientFaults) -> list[Client]:
@@ -266,6 +276,7 @@ class Simulation(Backend):
         if self._algorithm.needs_mean_gradient:
             vectors = faults.gradients(clients, state, ExtraGradients(federation).of_client)
             mean_gradient = mean_vector(self._fabric, vectors, self._weights, self._lanes, deal)
+            faults.check_mean(mean_gradient, state.round)
         self._algorithm.begin_round(federation.optimizers.lr, mean_gradient)
 
 

@@ -28,6 +28,8 @@ class ClientUpdate:
         extra_vectors: what its algorithm sends along.
         kept: the vectors that it keeps for its next round, or None.
         scalars: the numbers that its algorithm sends along.
+        flaw: what of it is not finite, as :func:`~lightning_feddua.aggregation.finite.flaw_of` has it, where somebody
+            is still to look at that.
     """
 
     client: Client
@@ -38,6 +40,7 @@ class ClientUpdate:
     extra_vectors: dict[str, Tensor] = field(default_factory=dict)
     kept: Tensor | None = None
     scalars: dict[str, Tensor] = field(default_factory=dict)
+    flaw: Tensor | None = None
 
 
 class SoleWeights:
@@ -90,6 +93,7 @@ class RoundUpdate:
     spare: Tensor | None = None
     client_rows: list[dict[str, float] | None] = field(default_factory=list)
     sole_weights: SoleWeights | None = None
+    _norm: tuple[Tensor, int, float] | None = field(default=None, init=False, repr=False)
 
     @property
     def clients(self) -> int:
@@ -112,5 +116,17 @@ class RoundUpdate:
         >>> RoundUpdate(deltas.mean(0), deltas.square().sum(1)).heterogeneity()
         4.0
         """
-        norm = squared_norm(self.mean_delta).item()
+        norm = self._mean_squared_norm()
         return 2 * self.half_mean_squared_norm() / norm if norm > 0 else math.nan
+
+    @property
+    def mean_delta_is_finite(self) -> bool:
+        """Whether ``Δ̄`` is."""
+        return math.isfinite(self._mean_squared_norm())
+
+    def _mean_squared_norm(self) -> float:
+        """``‖Δ̄‖²``, computed again only where the mean update has changed."""
+        delta = self.mean_delta
+        if self._norm is None or self._norm[0] is not delta or self._norm[1] != version_of(delta):
+            self._norm = delta, version_of(delta), squared_norm(delta).item()
+        return self._norm[2]

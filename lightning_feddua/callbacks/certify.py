@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from lightning_feddua.callbacks.base import FederatedCallback
 from lightning_feddua.certificates.certificate import certify
+from lightning_feddua.certificates.finite_state import check_state, flawed_state
 
 if TYPE_CHECKING:
     from lightning_feddua.loop import FederatedLoop
@@ -14,6 +15,12 @@ class Certify(FederatedCallback):
 
     def __init__(self) -> None:
         self._cohort: list[int] = []
+        self._excused: set[str] = set()
+
+    def on_fit_start(self, loop: FederatedLoop) -> None:
+        """Remember what is not finite and belongs there."""
+        assert loop._federation is not None
+        self._excused = set(flawed_state(loop, loop._federation))
 
     def on_round_start(self, loop: FederatedLoop, round: int, cohort: list[int]) -> None:
         """Remember who takes part."""
@@ -22,4 +29,7 @@ class Certify(FederatedCallback):
     def on_round_end(self, loop: FederatedLoop, round: int) -> None:
         """Certify the round, as the user's callbacks have left it."""
         assert loop._federation is not None
-        loop.run.certificates.append(certify(loop, loop._federation, self._cohort))
+        # A rank that is alone with a wrong value is named first.
+        certificate = certify(loop, loop._federation, self._cohort)
+        check_state(loop, loop._federation, self._excused)
+        loop.run.certificates.append(certificate)

@@ -160,7 +160,10 @@ def _doubt(loop: FederatedLoop) -> str:
     reasons = [f"{torch.get_num_threads()} threads"] if threads else []
     reasons += ["the number of ranks"] if loop.backend.depends_on_ranks else []
     reasons += ["the device's algorithms"] if loop.fabric.device.type != "cpu" and not loop.reproducible else []
-    return f"depend on {' and '.join(reasons)}; `reproducible=True` removes that" if reasons else ""
+    unsteady = loop._federation.unsteady_client if loop._federation is not None else None
+    reasons += [f"how often the data of client `{unsteady}` was read"] if unsteady is not None else []
+    does = "removes" if unsteady is None else "refuses"
+    return f"depend on {' and '.join(reasons)}; `reproducible=True` {does} that" if reasons else ""
 
 
 def _nothing_kept(loop: FederatedLoop) -> str:

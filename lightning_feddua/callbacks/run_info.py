@@ -10,6 +10,7 @@ from lightning_feddua.__about__ import __version__
 from lightning_feddua.aggregation.collectives import gather_objects
 from lightning_feddua.callbacks.base import FederatedCallback
 from lightning_feddua.callbacks.progress import header
+from lightning_feddua.files import whole_file
 
 if TYPE_CHECKING:
     from lightning_feddua.loop import FederatedLoop
@@ -25,7 +26,8 @@ class RunInfo(FederatedCallback):
         devices = gather_objects(loop.fabric, str(loop.fabric.device))
         if loop.fabric.is_global_zero:
             info = {"header": header(loop, devices), "environment": environment()}
-            (loop.run_dir / self.FILE_NAME).write_text(json.dumps(info, indent=2))
+            with whole_file(loop.run_dir / self.FILE_NAME) as file:
+                json.dump(info, file, indent=2)
 
 
 def environment() -> dict[str, str]:

@@ -70,7 +70,7 @@ def check_state(loop: FederatedLoop, federation: Federation, path: Path) -> None
 def _digests_of_all_ranks(loop: FederatedLoop, federation: Federation, came: Any) -> list[str]:
     run, fabric = loop.run, loop.fabric
     states = [part.state_dict() for part in (loop.client, federation.schedules, *(loop.transforms or []))]
-    weights = [run.weights, federation.buffers.global_values()]
+    weights = [run.weights, federation.buffers.global_values(), federation.other_parameters.still]
     own = digests(weights, run.average, loop.server.state_dict(), states, came)
     # What clients keep is on the rank that has trained them last.
     kept = loop.backend.kept_fingerprint()

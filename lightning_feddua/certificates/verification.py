@@ -14,7 +14,7 @@ from lightning import LightningModule
 
 from lightning_feddua.callbacks.csv_log import CSVLog
 from lightning_feddua.certificates.certificate import PARTS, differing
-from lightning_feddua.checkpoints.files import read
+from lightning_feddua.checkpoints.files import LAST, read
 from lightning_feddua.checkpoints.schema import engine_of
 from lightning_feddua.errors import ConfigurationError
 from lightning_feddua.metric_names import CERTIFICATE
@@ -79,8 +79,9 @@ def verify_run(
         tell: is told what happens, line by line.
     """
     run_dir = Path(run_dir)
-    certificates = read_certificates(run_dir)
-    total = len(certificates)
+    rows = _read_rows(run_dir)
+    certificates = [row[CERTIFICATE] for row in rows]
+    total, wanted = len(certificates), loop.max_rounds
     saved, problems = _checkpoints(run_dir)
     chosen = sorted(random.Random(seed).sample(range(total), min(rounds, total)))
     found = Verification(chosen, total, problems)
@@ -90,7 +91,9 @@ def verify_run(
         loop.out_dir = Path(folder)  # type: ignore[misc]
         for start, last in _replays(chosen, saved):
             tell(f"repeating {_rounds(0 if start is None else start.rounds, last)}")
-            loop.max_rounds = last + 1
+            # The same rounds are validated as in the run.
+            loop.max_rounds = max(total, wanted)
+            loop._until = last + 1
             try:
                 loop.fit(model, datamodule, None if start is None else start.path)
             except ConfigurationError as error:
@@ -106,6 +109,7 @@ def verify_run(
                 problems.append(str(error))
             else:
                 problems += [f"`{one.path.name}`: {p}" for p in _differences(loop.run.certificates, certificates)]
+                problems += _changed_rows(loop.history, rows) if one.path.name == LAST else []
     found.problems = list(dict.fromkeys(problems))
     if found.problems and loop.backend.depends_on_ranks:
         engine = loop.backend.engine_name
@@ -113,8 +117,8 @@ def verify_run(
     return found
 
 
-def read_certificates(run_dir: Path) -> list[str]:
-    """The certificates of a run's rounds.
+def _read_rows(run_dir: Path) -> list[dict[str, str]]:
+    """What the run has logged, with the certificate of each round.
 
     Raises:
         ConfigurationError: it has none.
@@ -122,14 +126,24 @@ def read_certificates(run_dir: Path) -> list[str]:
     path = run_dir / CSVLog.FILE_NAME
     try:
         with path.open(newline="") as file:
-            found = [row.get(CERTIFICATE) or "" for row in csv.DictReader(file)]
+            rows = list(csv.DictReader(file))
     except (OSError, ValueError, csv.Error) as error:
         raise ConfigurationError(f"`{path}` cannot be read: {error}.", "Give the folder of a run.") from error
-    whole = [certificate.count("-") == len(PARTS) - 1 for certificate in found]
-    if not found or not all(whole):
-        missing = "no rounds" if not found else f"no certificate of round {whole.index(False)}"
+    whole = [(row.get(CERTIFICATE) or "").count("-") == len(PARTS) - 1 for row in rows]
+    if not rows or not all(whole):
+        missing = "no rounds" if not rows else f"no certificate of round {whole.index(False)}"
         raise ConfigurationError(f"`{path}` has {missing}.", "Verify a run of this version, or of a later one.")
-    return found
+    return rows
+
+
+def _changed_rows(history: list[dict[str, Any]], rows: list[dict[str, str]]) -> list[str]:
+    """Where `metrics.csv` has other numbers than a checkpoint, in a sentence; none if it has the same."""
+    for row, logged in zip(history, rows, strict=False):
+        for name, value in row.items():
+            text = logged.get(name)
+            if text != ("" if value is None else str(value)):
+                return [f"Round {row['round']} of `{CSVLog.FILE_NAME}` has `{name}` = {text}, and `{LAST}` {value}."]
+    return []
 
 
 def _checkpoints(run_dir: Path) -> tuple[list[_Saved], list[str]]:

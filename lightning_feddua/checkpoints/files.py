@@ -20,7 +20,7 @@ from torch import Tensor
 from lightning_feddua.checkpoints.archive import NotIntactError, check_archive
 from lightning_feddua.checkpoints.digest import digest
 from lightning_feddua.checkpoints.exchange import read_on_rank_zero
-from lightning_feddua.checkpoints.trees import Flat, map_tensors
+from lightning_feddua.checkpoints.trees import Flat, check_size, map_tensors
 from lightning_feddua.errors import ConfigurationError
 from lightning_feddua.files import same_file, whole_file
 from lightning_feddua.history import decode
@@ -188,7 +188,9 @@ def read_checkpoint(path: Path, remedy: str) -> Any:
     """
     try:
         check_archive(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        check_size(checkpoint)
+        return checkpoint
     except NotIntactError as error:
         raise DamagedError(f"The checkpoint `{path}` {error}.", remedy) from error
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, *_NOT_AS_WRITTEN) as error:

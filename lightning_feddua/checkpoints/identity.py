@@ -13,7 +13,9 @@ from torch import Tensor
 from lightning_feddua.aggregation.collectives import gather_objects
 from lightning_feddua.callbacks.base import FederatedCallback
 from lightning_feddua.certificates.certificate import digests
-from lightning_feddua.checkpoints.data_digest import data_digests, differing_client, digest
+from lightning_feddua.checkpoints.data_contents import Contents, digest
+from lightning_feddua.checkpoints.data_digest import data_digests, differing_client
+from lightning_feddua.checkpoints.module_parts import module_parts
 from lightning_feddua.errors import ConfigurationError
 from lightning_feddua.host.federation import Federation
 
@@ -49,6 +51,14 @@ def identity(
     """
     # What "auto" has chosen is told by the engine.
     settings = replace(settings, server=server, client=client, compile=settings.compile is True)
+    clients = _clients(federation)
+    if settings.reproducible and federation.unsteady_client is not None:
+        raise ConfigurationError(
+            f"The data of client `{federation.unsteady_client}` differs between two looks with the same seed, so that"
+            " `reproducible=True` cannot be promised.",
+            "Draw its random numbers from the global generators of torch, NumPy or Python, which are seeded for each"
+            " client, or leave `reproducible` out.",
+        )
     return {
         "settings": {
             **_settings(settings, federation),
@@ -64,7 +74,8 @@ def identity(
             )
             for name, tensor in named
         },
-        "clients": _clients(federation),
+        "parts": module_parts(federation.module),
+        "clients": clients,
     }
 
 
@@ -94,7 +105,15 @@ def agreed_digest(own: Mapping[str, Any], federation: Federation) -> str:
     return digests(own)[0]
 
 
-def check_identity(saved: Mapping[str, Any], own: Mapping[str, Any], path: Path, federation: Federation) -> None:
+def moved_parts(own: Mapping[str, Any], federation: Federation) -> list[str]:
+    """Which numbers of the module are not what they were before the first round: none of those is a setting."""
+    now = module_parts(federation.module)
+    return [name for name, value in own["parts"].items() if repr(now.get(name)) != repr(value)]
+
+
+def check_identity(
+    saved: Mapping[str, Any], own: Mapping[str, Any], path: Path, federation: Federation, moved: Sequence[str] = ()
+) -> None:
     """One clear error that says what differs, if anything does.
 
     Args:
@@ -102,8 +121,9 @@ def check_identity(saved: Mapping[str, Any], own: Mapping[str, Any], path: Path,
         own: the identity of the run that resumes it.
         path: the checkpoint.
         federation: the module and its clients.
+        moved: numbers of the module that have changed since the run began.
     """
-    found = _difference(saved, own, federation)
+    found = _difference(saved, own, federation, moved)
     if found is not None:
         values = "changed" if found.one is None else f"was `{found.one}` and is `{found.other}`"
         raise ConfigurationError(
@@ -112,7 +132,9 @@ def check_identity(saved: Mapping[str, Any], own: Mapping[str, Any], path: Path,
         )
 
 
-def _difference(one: Mapping[str, Any], other: Mapping[str, Any], federation: Federation) -> _Difference | None:
+def _difference(
+    one: Mapping[str, Any], other: Mapping[str, Any], federation: Federation, moved: Sequence[str] = ()
+) -> _Difference | None:
     known = {**_LATER_SETTINGS, **one["settings"]}
     for name, value in other["settings"].items():
         # What only one of the two knows belongs to another class, which differs itself, or to another version of torch.
@@ -122,6 +144,12 @@ def _difference(one: Mapping[str, Any], other: Mapping[str, Any], federation: Fe
         pair = [model.get(name, "not there") for model in (one["model"], other["model"])]
         if pair[0] != pair[1]:
             return _Difference(f"the model's `{name}`", *pair)
+    # Checkpoints of the first format have none.
+    parts, others = one.get("parts", {}), other["parts"]
+    for name in parts.keys() & others.keys() - {*moved}:
+        # Not a number is not itself.
+        if repr(parts[name]) != repr(others[name]):
+            return _Difference(f"`{name}` of the module", str(parts[name]), str(others[name]))
     mine, theirs = one["clients"], other["clients"]
     if mine["count"] != theirs["count"]:
         return _Difference("the number of clients", mine["count"], theirs["count"])
@@ -152,6 +180,7 @@ def _settings(run_settings: RunSettings, federation: Federation) -> dict[str, An
         # Then validation has a say in the clients' learning rates.
         settings["validate_every"] = run_settings.validate_every
         settings["limit_val_batches"] = run_settings.limit_val_batches
+        settings["validation data"] = Contents().digest(getattr(federation.datamodule, "val_dataset", None))
     for i, optimizer in enumerate(federation.optimizers.optimizers):
         settings[f"optimizer {i}"] = type(optimizer).__name__
         for j, group in enumerate(optimizer.param_groups):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import singledispatch
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning.fabric import Fabric
 from lightning.fabric.loggers import CSVLogger, Logger, TensorBoardLogger
@@ -18,7 +18,9 @@ from lightning_feddua.aggregation.collectives import broadcast_object
 from lightning_feddua.errors import ConfigurationError
 from lightning_feddua.host.federation import Federation
 from lightning_feddua.lightning_names import lightning_classes
-from lightning_feddua.run import Run
+
+if TYPE_CHECKING:
+    from lightning_feddua.run import Run
 
 # A hyperparameter of LightningCLI's own.
 _CLASS_PATH = "_class_path"
@@ -48,7 +50,7 @@ def resume_loggers(fabric: Fabric, positions: Sequence[Mapping[str, Any]]) -> No
             set_version(logger, position["version"])
 
 
-def start_loggers(fabric: Fabric, federation: Federation, run: Run) -> None:
+def start_loggers(fabric: Fabric, federation: Federation, run: "Run") -> None:
     """Bring loggers to the run's last round, and tell them the hyperparameters; a collective."""
     _register_other_package()
     if run.history and fabric.is_global_zero:

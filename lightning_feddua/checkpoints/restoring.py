@@ -9,7 +9,7 @@ import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
-from lightning_feddua.certificates.certificate import check_state
+from lightning_feddua.certificates.certificate import check_state, digests
 from lightning_feddua.checkpoints.digest import digest
 from lightning_feddua.checkpoints.files import Found, refused
 from lightning_feddua.checkpoints.identity import check_identity
@@ -32,7 +32,11 @@ def restore(loop: FederatedLoop, federation: Federation, found: Found) -> None:
     with refused(found.path):
         state, run = found.state, loop.run
         check_types(state)
-        check_identity(state["identity"], loop.identity, found.path, federation)
+        check_identity(state["identity"], loop.identity, found.path, federation, state.get("moved", ()))
+        if state["format"] > 1:
+            # Modules and datasets that have been in use know more than new ones; the run is still the same.
+            loop.identity |= {part: state["identity"][part] for part in ("parts", "clients")}
+            loop.identity_digest = digests(loop.identity)[0]
         rounds = len(state["history"])
         if rounds > loop.max_rounds:
             raise ConfigurationError(

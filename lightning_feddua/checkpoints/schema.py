@@ -18,6 +18,7 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
 }
 # Those that came later.
 _LATER: dict[str, type] = {"moving": list, "metrics": dict, "columns": dict, "round": int, "eta_g": float}
+_LATER |= {"certificates": str, "moved": list}
 _PLAIN = (bool, int, float, str)
 
 
@@ -46,7 +47,7 @@ def check_types(state: Mapping[str, Any]) -> None:
             raise ValueError(f"its logger has the version `{version!r:.50}`")
     columns = state.get("columns", {})
     renamed = columns.get("renamed", {})
-    for names in (state.get("moving", []), *columns.values(), renamed.keys(), renamed.values()):
+    for names in (state.get("moving", []), state.get("moved", []), *columns.values(), renamed.keys(), renamed.values()):
         if not all(isinstance(name, str) for name in names):
             raise ValueError("it has something else than a name where one belongs")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lightning_feddua._private import hparams_name, metadata_of, set_metadata
 from lightning_feddua.checkpoints.files import AVERAGED, FEDERATED, FORMAT
+from lightning_feddua.checkpoints.identity import moved_parts
 from lightning_feddua.checkpoints.loggers import logger_positions
 from lightning_feddua.errors import ConfigurationError
 from lightning_feddua.host.kept_metrics import metric_states
@@ -59,6 +60,7 @@ def _federated_state(loop: FederatedLoop) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "identity": loop.identity,
+        "moved": moved_parts(loop.identity, federation),
         "engine": loop.backend.engine_name,
         **run.state_dict(),
         "history": run.history_text.encode(run.history, lambda row: _plain(row, "history")),
@@ -207,8 +209,9 @@ def _plain(value: Any, where: str) -> Any:
         state_dict = OrderedDict(items)
         set_metadata(state_dict, metadata)
         return state_dict
-    if isinstance(value, list | tuple | set):
-        kind = next(kind for kind in (list, tuple, set) if isinstance(value, kind))
+    if isinstance(value, Sequence | set) and not isinstance(value, str | bytes | bytearray | memoryview):
+        # A sequence of another kind, such as OmegaConf's, is kept as a list.
+        kind = next((kind for kind in (tuple, set) if isinstance(value, kind)), list)
         return kind(_plain(item, f"{where}.{i}") for i, item in enumerate(value))
     raise ConfigurationError(
         f"`{where}` is a `{type(value).__name__}`, which a checkpoint cannot hold: loading it could run code.",

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from lightning_feddua._private import metadata_of, set_metadata
 
+_MOST_VALUES = 50_000_000
+
 
 def map_tensors(tree: Any, function: Callable[[Tensor], Any]) -> Any:
     """A copy of a tree with something else in the place of each tensor."""
@@ -29,6 +31,28 @@ def map_tensors(tree: Any, function: Callable[[Tensor], Any]) -> Any:
     if type(tree) in (list, tuple):
         return type(tree)(map_tensors(value, function) for value in tree)
     return tree
+
+
+def check_size(tree: Any) -> None:
+    """Whether a tree is as large as it looks: a pickle can name a part and repeat it, and the parts of that again.
+
+    Raises:
+        ValueError: it stands for more values than any checkpoint has.
+    """
+    _size(tree, {})
+
+
+def _size(tree: Any, known: dict[int, int]) -> int:
+    if not isinstance(tree, dict | list | tuple | set):
+        return 1
+    if id(tree) not in known:
+        # What contains itself has no end.
+        known[id(tree)] = _MOST_VALUES + 1
+        parts = [*tree.keys(), *tree.values()] if isinstance(tree, dict) else tree
+        known[id(tree)] = 1 + sum(_size(part, known) for part in parts)
+    if known[id(tree)] > _MOST_VALUES:
+        raise ValueError(f"it stands for more than {_MOST_VALUES:,} values")
+    return known[id(tree)]
 
 
 class Flat:

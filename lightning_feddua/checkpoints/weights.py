@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from lightning_feddua._private import metadata_of, set_metadata
+from lightning_feddua.certificates.certificate import digests
 from lightning_feddua.checkpoints.exchange import read_on_rank_zero
 from lightning_feddua.checkpoints.files import AVERAGED, FEDERATED, find_last, read_checkpoint
 from lightning_feddua.errors import ConfigurationError
@@ -37,6 +40,40 @@ def load_weights(federation: Federation, out_dir: Path, ckpt_path: str | Path, c
     # A state dict leaves out buffers that are not persistent.
     buffers = {**checkpoint.get(FEDERATED, {}).get("buffers", {}), **saved}
     federation.load(saved, {name: buffers[name] for name, _ in module.named_buffers() if name in buffers})
+
+
+def check_model(federation: Federation, average: Tensor | None, checkpoint: Mapping[str, Any], path: Path) -> None:
+    """One clear error if the model in a checkpoint is not that of its run, whose state the module holds.
+
+    Args:
+        federation: the module.
+        average: the run's averaged iterate, if it has one.
+        checkpoint: the checkpoint, as the module's own hooks have left it.
+        path: its file.
+    """
+    own = federation.module.state_dict()
+    averaged = own
+    if average is not None:
+        named = dict(federation.parameters.named_views(federation.module, average))
+        averaged = {**own, **{name: value for name, value in named.items() if name in own}}
+    models = {AVERAGED: [averaged]} if AVERAGED in checkpoint else {}
+    # Files of the best rounds have there what was validated.
+    models["state_dict"] = [averaged, own]
+    for key, expected in models.items():
+        differing = [_differing(checkpoint[key], one) for one in expected]
+        if all(differing):
+            raise ConfigurationError(
+                f"The model in the checkpoint `{path}` is not that of its run: `{key}` has another"
+                f" `{min(differing, key=len)[0]}`.",
+                "Take the model from another checkpoint.",
+            )
+
+
+def _differing(saved: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
+    """The names of tensors that are not the same to the bit; hooks of the module may keep others, or fewer."""
+    pairs = {name: (saved[name], value) for name, value in expected.items() if name in saved}
+    tensors = {name: pair for name, pair in pairs.items() if all(isinstance(value, Tensor) for value in pair)}
+    return [name for name, pair in tensors.items() if len({*digests(*(value.cpu() for value in pair))}) > 1]
 
 
 def _read(out_dir: Path, ckpt_path: str | Path, callbacks: Sequence[Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from lightning_feddua.cli.recipe_arguments import add_config_arguments, add_sect
 from lightning_feddua.cli.recipe_classes import CLASSES_OF_LIGHTNING, LOOP_SKIPS, SECTIONS, with_twins
 from lightning_feddua.data import FederatedDataModule
 from lightning_feddua.experiments.results import flattened
+from lightning_feddua.files import whole_file
 from lightning_feddua.launch.run_folders import RECIPE_FILE
 from lightning_feddua.loop import FederatedLoop
 
@@ -41,7 +42,8 @@ class SaveRecipe(FederatedCallback):
     def on_fit_start(self, loop: FederatedLoop) -> None:
         """Write it, on rank 0."""
         if loop.fabric.is_global_zero:
-            (loop.run_dir / self.FILE_NAME).write_text(self._text)
+            with whole_file(loop.run_dir / self.FILE_NAME) as file:
+                file.write(self._text)
 
     def state_dict(self) -> dict[str, Any]:
         """The recipe, for whoever finds a checkpoint alone."""

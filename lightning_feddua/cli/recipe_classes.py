@@ -14,30 +14,25 @@ from lightning import Callback, LightningModule
 from lightning.fabric.loggers import Logger
 
 from lightning_feddua.argument_names import loop_argument
+from lightning_feddua.cli.recipes import BASE, PRESETS, SECTION_NAMES
 from lightning_feddua.clients import LocalTraining
 from lightning_feddua.data import FederatedDataModule
 from lightning_feddua.data.wrapped import PredictedDataModule, WrappedDataModule
-from lightning_feddua.errors import ConfigurationError, choices, instead_of
+from lightning_feddua.errors import ConfigurationError, choices, hint, instead_of
 from lightning_feddua.lightning_names import lightning_classes
 from lightning_feddua.loop import FederatedLoop
 from lightning_feddua.models import Classifier
 from lightning_feddua.servers import Server
 
 # Sections of a recipe that choose a class, and the class each choice derives from.
-SECTIONS: dict[str, type] = {
-    "server": Server,
-    "client": LocalTraining,
-    "model": LightningModule,
-    "data": FederatedDataModule,
-}
+SECTIONS: dict[str, type] = dict(
+    zip(SECTION_NAMES, (Server, LocalTraining, LightningModule, FederatedDataModule), strict=True)
+)
 LOOP_SKIPS = {"server", "client"}
 # Settings of the loop that may be of either of Lightning's packages.
 CLASSES_OF_LIGHTNING = ("callbacks", "loggers")
 # Bases that no recipe can choose: they lack something that a subclass has, or that Python alone can give them.
 _FOR_SUBCLASSES = (FederatedDataModule, PredictedDataModule, WrappedDataModule, Classifier)
-# Further keys of a recipe.
-BASE = "base"
-PRESETS = "presets"
 
 
 def check_recipe(recipe: Mapping[str, Any]) -> None:
@@ -222,12 +217,6 @@ def _check_names(
     for name in given:
         if name not in allowed:
             raise ConfigurationError(f"{owner} has no {kind} `{name}`.", advice(name, allowed))
-
-
-def hint(name: str, allowed: Iterable[str], initial: str = "c") -> str:
-    """The beginning of a sentence, up to the first letter of the word that follows it, such as "choose"."""
-    near = difflib.get_close_matches(str(name), list(allowed), n=1)
-    return f"Write `{near[0]}` if that was meant, or {initial}" if near else initial.upper()
 
 
 def _subclasses(base: type) -> set[type]:

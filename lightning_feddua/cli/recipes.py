@@ -11,8 +11,14 @@ from typing import Any
 
 import yaml
 
-from lightning_feddua.cli.recipe_classes import BASE, PRESETS, SECTIONS, hint
-from lightning_feddua.errors import ConfigurationError, choices, instead_of
+from lightning_feddua.errors import ConfigurationError, choices, hint, instead_of
+from lightning_feddua.plain_yaml import load_yaml
+
+# Sections of a recipe that choose a class; the loop's settings are another.
+SECTION_NAMES = ("server", "client", "model", "data")
+# Further keys of a recipe.
+BASE = "base"
+PRESETS = "presets"
 
 
 class _DuplicateKeyError(Exception):
@@ -75,16 +81,17 @@ def load_recipe(path: Path, heirs: tuple[Path, ...] = ()) -> dict[str, Any]:
         heirs: the recipes that have led here, each the base of the one before.
     """
     try:
-        content = yaml.load(path.read_text(), _UniqueKeys)
+        content = load_yaml(path, _UniqueKeys)
     except _DuplicateKeyError as error:
         raise ConfigurationError(f"The recipe `{path}` has the same key twice: {error}.", "Keep one of them.") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        problem = " ".join(str(error).split())
-        raise ConfigurationError(f"The recipe `{path}` is not valid YAML: {problem}.", "Fix the file.") from error
+    except ValueError as error:
+        raise ConfigurationError(f"The recipe `{path}` is not valid YAML: {error}.", "Fix the file.") from error
+    except OSError as error:
+        raise ConfigurationError(f"The recipe `{path}` cannot be read: {error.strerror}.", "Fix the file.") from error
     if not isinstance(content, dict):
         raise ConfigurationError(
             f"The recipe `{path}` holds a {type(content).__name__}, not a mapping.",
-            f"Give it the sections {choices([*SECTIONS, 'loop'])}.",
+            f"Give it the sections {choices([*SECTION_NAMES, 'loop'])}.",
         )
     if BASE not in content:
         return content

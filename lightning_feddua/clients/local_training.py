@@ -30,7 +30,8 @@ class LocalRound:
         state: the vectors that each client keeps between rounds, by name; changed in place.
         full_gradient: ``∇F_i(w_t)`` over all of a client's data, if the algorithm asks for it.
         anchor_gradient: the gradient at ``w_t`` of the current minibatch, if the algorithm asks for it.
-        scratch: vectors that an algorithm keeps for the round.
+        scratch: vectors that an algorithm keeps for the round. In a stack, what has a first axis of clients loses the
+            rows of those that have made their last step.
         scalars: the numbers named in ``client_scalars``, set in ``finish``. In a stack, a number holds for all clients,
             and a tensor has one element for each.
     """

@@ -71,8 +71,8 @@ def stacked_batch(clients: Sequence[ClientData], positions: Sequence[np.ndarray]
     if tensors is None or any(client._tensors is not tensors for client in clients):
         return None
     rows = [p if c._places is None else c._places[p] for c, p in zip(clients, positions, strict=True)]
-    index = torch.from_numpy(np.stack(rows))
-    return [_taken(tensor, index.flatten()).unflatten(0, index.shape) for tensor in tensors]
+    index = torch.from_numpy(np.concatenate(rows))
+    return [_taken(tensor, index).unflatten(0, (len(rows), -1)) for tensor in tensors]
 
 
 class ReusableBatch:

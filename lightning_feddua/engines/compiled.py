@@ -14,10 +14,11 @@ from lightning_feddua.agreement import UPDATE_TOLERANCE, relative_difference, sh
 from lightning_feddua.clients.local_training import LocalRound, LocalTraining
 from lightning_feddua.data.client_data import ReusableBatch
 from lightning_feddua.engines.base import Clipping
+from lightning_feddua.engines.compiled_function import CompiledFunction, StepInputs
 from lightning_feddua.engines.stack import ClientStack
 from lightning_feddua.engines.stack_parts import Part, PartBatch, StackPlan
 from lightning_feddua.engines.stacked_steps import Ended, StackedSteps
-from lightning_feddua.engines.traced_steps import CompiledFunction, StepInputs, TracedSteps
+from lightning_feddua.engines.traced_steps import TracedSteps
 from lightning_feddua.host.federation import Federation
 from lightning_feddua.randomness import random_state, set_random_state
 

@@ -11,6 +11,9 @@ from lightning_feddua.engines.base import Clipping, GlobalState
 from lightning_feddua.host.buffers import flatten_buffers
 from lightning_feddua.host.federation import Federation
 
+# The parameters of so many single clients are kept as views of a stack, which take time to make.
+_MOST_SINGLES = 64
+
 
 class ClientStack:
     """The parameters and buffers of several clients, stacked along a first axis.
@@ -34,6 +37,8 @@ class ClientStack:
         self._names = [f"module.{name}" for name, _ in named]
         self._ids = [id(parameter) for _, parameter in named]
         self._all = self.parameters = self.leaves(matrix)
+        # Those of clients that have made steps alone.
+        self._singles: dict[int, dict[str, Tensor]] = {}
         self.buffers: dict[str, Tensor] = {}
         # The buffers of clients that have ended, last ones first.
         self._ended: list[dict[str, Tensor]] = []
@@ -46,7 +51,7 @@ class ClientStack:
     @property
     def weights(self) -> Tensor:
         """The weights of the clients that still train, a row each."""
-        return self.matrix[: self.active]
+        return self.matrix if self.active == self.size else self.matrix[: self.active]
 
     def load(self, state: GlobalState) -> None:
         """All clients at the global state."""
@@ -65,9 +70,9 @@ class ClientStack:
         self._ended.append({name: buffer[active:] for name, buffer in self.buffers.items()})
         self.buffers = {name: buffer[:active] for name, buffer in self.buffers.items()}
         self.active = active
-        self.parameters = {
-            name: parameter.detach()[:active].requires_grad_() for name, parameter in self.parameters.items()
-        }
+        # Views of the matrix and not of each other, which a compiler can follow.
+        views = self._federation.parameters.stacked_views(self.matrix, active)
+        self.parameters = {name: view.detach().requires_grad_() for name, view in zip(self._names, views, strict=True)}
 
     def complete(self) -> None:
         """After the last step: the buffers of all clients again."""
@@ -104,7 +109,13 @@ class ClientStack:
         Args:
             taken: their places: a slice, a list or a single one.
         """
-        return self.parameters if taken == slice(0, self.active) else self.leaves(self.matrix[taken])
+        if taken == slice(0, self.active):
+            return self.parameters
+        if not isinstance(taken, int):
+            return self.leaves(self.matrix[taken])
+        if taken not in self._singles and len(self._singles) < _MOST_SINGLES:
+            self._singles[taken] = self.leaves(self.matrix[taken])
+        return self._singles.get(taken) or self.leaves(self.matrix[taken])
 
     def at(self, weights: Tensor, taken: Any) -> dict[str, Tensor]:
         """The parameters of some clients, all at the same weights, to differentiate."""
@@ -117,9 +128,10 @@ class ClientStack:
 
     def flat_gradients(self) -> Tensor:
         """The clients' gradients, a row each; the parameters' gradients become windows on them."""
-        if self._gradients is None:
-            self._gradients = torch.empty_like(self.matrix)
-        flat = self._gradients[: self.active].zero_()
+        if self._gradients is None or len(self._gradients) != self.active:
+            self._gradients = None
+            self._gradients = torch.empty_like(self.weights)
+        flat = self._gradients.zero_()
         gradients = [parameter.grad for parameter in self.parameters.values()]
         windows = self._federation.parameters.gather(gradients, flat)
         for parameter, window in zip(self.parameters.values(), windows, strict=True):

@@ -120,6 +120,8 @@ def merged(parts: Sequence[Part], values: Sequence[Tensor], size: int, in_place:
     first = values[0]
     if len(parts) == 1 and parts[0].covers(size):
         return first
+    if size == 1:
+        return first[None]
     if in_place and parts[0].covers(size) and first.is_contiguous():
         whole, others = first, 1
     else:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import grad_and_value, vmap
 
 from lightning_feddua._private import NO_BATCHING_RULE, tree_map
 from lightning_feddua.clients.local_training import LocalRound, LocalTraining
@@ -16,6 +16,7 @@ from lightning_feddua.engines.local_rounds import LocalRounds, take_rows
 from lightning_feddua.engines.stack import ClientStack
 from lightning_feddua.engines.stack_log import StackLog
 from lightning_feddua.engines.stack_parts import Part, PartBatch, merged
+from lightning_feddua.engines.substitution import Substitution
 from lightning_feddua.errors import UnequalClientsError
 from lightning_feddua.host.federation import Federation
 from lightning_feddua.host.log_capture import LogCapture
@@ -101,6 +102,7 @@ class StackedSteps:
         federation, view = self._federation, self._federation.view
         log, ended = StackLog(), list[Ended]()
         epoch = -1
+        self._substitution = Substitution(self._step_module)
         with self._capture.attached(self._module):
             for index, (new_epoch, parts) in enumerate(batches):
                 if new_epoch != epoch:
@@ -201,6 +203,7 @@ class StackedSteps:
         their gradient.
         """
         capture = self._capture
+        substitution = self._substitution
         weights: dict[str, float] = {}
 
         def function(
@@ -210,7 +213,8 @@ class StackedSteps:
             capture.start_batch(batch)
             # Copies, because a step may write to them and `torch.func.grad` forbids that for what comes from outside.
             buffers = {name: buffer.clone() for name, buffer in buffers.items()}
-            loss = functional_call(self._step_module, {**parameters, **buffers}, (batch, batch_idx))
+            with substitution.of({**parameters, **buffers}):
+                loss = self._step_module(batch, batch_idx)
             values = capture.values()
             weights.update({name: weight for name, (_, weight) in values.items()})
             return loss, ({name: value for name, (value, _) in values.items()}, buffers)

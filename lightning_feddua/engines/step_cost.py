@@ -21,14 +21,18 @@ class StepCost:
         flops: floating-point operations of matrix products, convolutions and attention.
         bytes: what kernels write.
         fused: a recurrent layer that runs as one kernel, if there is one.
+        convolutions: how many of the kernels are convolutions, or their gradients.
         samples: the number of samples in a minibatch, on average.
+        stacked: the kernels and bytes of the same work in a stack, of which there may be more; None if not counted.
     """
 
     kernels: float = 0
     flops: float = 0.0
     bytes: float = 0.0
     fused: str | None = None
+    convolutions: float = 0
     samples: float = 1.0
+    stacked: StepCost | None = None
 
     def per_step(self, sizes: Sequence[int]) -> StepCost:
         """The cost of one of several steps.
@@ -38,7 +42,7 @@ class StepCost:
         """
         steps = len(sizes)
         each = self.kernels / steps, self.flops / steps, self.bytes / steps
-        return StepCost(*each, self.fused, sum(sizes) / steps)
+        return StepCost(*each, self.fused, self.convolutions / steps, sum(sizes) / steps)
 
 
 class CostCounter(TorchDispatchMode):
@@ -57,6 +61,7 @@ class CostCounter(TorchDispatchMode):
         if func.is_view or name in ("detach", "alias"):
             return out
         self.cost.kernels += 1
+        self.cost.convolutions += "convolution" in name
         written = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
         self.cost.bytes += sum(tensor.numel() * tensor.element_size() for tensor in written)
         if packet in flop_registry:

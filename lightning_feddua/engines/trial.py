@@ -40,7 +40,7 @@ from lightning_feddua.randomness import Purpose, drawn_from
 _TRIAL_STEPS = 2
 _TRIAL_CLIENTS = 2
 # Vectorized clients round differently and take more memory, so they must be worth it.
-_LEAST_SPEEDUP = 1.1
+_LEAST_SPEEDUP = 1.05
 
 
 class _Trial(NamedTuple):
@@ -163,7 +163,10 @@ def _decide(
     if not auto:
         return name, kind + more
     sequential, speed = _is_slower(name, tried, federation)
-    return (SequentialEngine.name, f"sequential ({speed})") if sequential else (name, f"{kind} ({speed}){more}")
+    if sequential:
+        return SequentialEngine.name, f'sequential ({speed}; engine="sequential" fixes the choice)'
+    fixed = f'engine="{name}" fixes the choice'
+    return name, f"{kind} ({speed}; {fixed}){more}"
 
 
 def _is_slower(name: str, tried: _Trial, federation: Federation) -> tuple[bool, str]:
@@ -173,9 +176,9 @@ def _is_slower(name: str, tried: _Trial, federation: Federation) -> tuple[bool, 
         speedup = predicted_speedup(tried.cost, tried.stacks, device, threads, name == CompiledEngine.name)
     largest = max(len(plan.sizes) for plan in tried.stacks)
     stacks = f"stacks of {'' if len(tried.stacks) == 1 else 'up to '}{largest}"
-    if speedup < _LEAST_SPEEDUP:
-        return True, f"{stacks} would be about {speedup:.1f} times as fast"
-    return False, f"{stacks} are about {speedup:.1f} times as fast as one by one"
+    slower = speedup < _LEAST_SPEEDUP
+    be = "would be" if slower else "are"
+    return slower, f"{stacks} {be} about {speedup:.1f} times as fast as one by one, by counting what there is to do"
 
 
 def _try(
@@ -204,8 +207,9 @@ def _shortened(work: LocalWork, largest: int) -> LocalWork:
     """Work of the same kind, of a few steps."""
     if work.epochs is None:
         return replace(work, steps=min(_TRIAL_STEPS, work.batches(largest)))
-    limit = work.limit if work.pass_length(largest) <= _TRIAL_STEPS else _TRIAL_STEPS
-    return replace(work, epochs=min(_TRIAL_STEPS, work.epochs), limit=limit)
+    length = work.pass_length(largest)
+    epochs = min(work.epochs, -(-_TRIAL_STEPS // length))
+    return replace(work, epochs=epochs, limit=work.limit if length <= _TRIAL_STEPS else _TRIAL_STEPS)
 
 
 def _of_two_sizes(clients: list[Client]) -> list[Client]:
@@ -250,7 +254,9 @@ def _compare(
     if cost.fused is not None and auto:
         return _Trial("its recurrent layers run as one kernel only one by one")
     try:
-        found = _deltas(vectorized, few, state)
+        with CostCounter() as counter:
+            found = _deltas(vectorized, few, state)
+        cost.stacked = _of_vmapped_step(counter.cost, vectorized.stacks(few, state.work))
         tolerance = UPDATE_TOLERANCE[federation.parameters.vector.dtype]
         if not random and not (difference := relative_difference(expected, found)) <= tolerance:
             return _Trial(f"its updates differ from the sequential ones by {difference:.1e}")
@@ -259,6 +265,12 @@ def _compare(
     finally:
         vectorized.release()
     return _Trial(None, cost=cost, draws=random)
+
+
+def _of_vmapped_step(cost: StepCost, stacks: Sequence[StackPlan]) -> StepCost:
+    """The kernels of one vmapped step, and the bytes of one client in it."""
+    parts = [part for plan in stacks for _, parts in plan.steps() for part in parts]
+    return StepCost(cost.kernels / len(parts), bytes=cost.bytes / sum(len(part.places) for part in parts))
 
 
 def _deltas(engine: Engine, clients: list[Client], state: GlobalState) -> list[Tensor]:

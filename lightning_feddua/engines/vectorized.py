@@ -50,8 +50,9 @@ class VectorizedEngine(Engine):
     """Trains clients together in stacks.
 
     A step of a stack is a vmapped step of the clients whose minibatches have the same shape, and single steps of the
-    few others, such as those at the end of a pass. A stack shrinks as clients end. The module's own optimizer runs on the stack of parameters as it would on one client's. Minibatches are those of the
-    sequential engine; what is random inside a step (dropout) is drawn for the whole stack at once.
+    few others, such as those at the end of a pass. A stack shrinks as clients end. The module's own optimizer runs on
+    the stack of parameters as it would on one client's. Minibatches are those of the sequential engine; what is random
+    inside a step (dropout) is drawn for the whole stack at once.
 
     Args:
         federation: the module and its clients, with optimizers.

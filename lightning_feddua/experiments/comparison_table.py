@@ -3,13 +3,18 @@
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from lightning_feddua.experiments.results import Method, result_names
 from lightning_feddua.metric_names import Mode, best_mode, direction
 
 LAST_ROUNDS = 5
+
+
+def table_row(cells: Iterable[str]) -> str:
+    """A row of a table in Markdown, of which a bar or a new line would end a cell."""
+    return f"| {' | '.join(' '.join(cell.split()).replace('|', chr(92) + '|') for cell in cells)} |"
 
 
 @dataclass
@@ -46,12 +51,11 @@ class Summary:
 
     def markdown(self) -> str:
         """The table in Markdown."""
-        lines = [f"| method | {' | '.join(self.metrics)} |", f"|---|{'---|' * len(self.metrics)}"]
+        lines = [table_row(["method", *self.metrics]), f"|---|{'---|' * len(self.metrics)}"]
         for method in self.methods:
             cells = [self.cells[method.name, metric] for metric in self.metrics]
             texts = [f"**{cell}**" if cell.best else str(cell) for cell in cells]
-            # A bar would end the cell.
-            lines.append(f"| {' | '.join([method.name.replace('|', chr(92) + '|'), *texts])} |")
+            lines.append(table_row([method.name, *texts]))
         return "\n".join([*lines, "", self.caption, ""])
 
     def csv(self) -> str:

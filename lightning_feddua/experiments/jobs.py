@@ -11,9 +11,10 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -24,11 +25,12 @@ import yaml
 from lightning.fabric.accelerators import CUDAAccelerator, MPSAccelerator
 from lightning.fabric.plugins.environments import TorchElasticEnvironment
 
+from lightning_feddua._private import COMPILER_MODULES
 from lightning_feddua.callbacks import CSVLog
-from lightning_feddua.errors import ConfigurationError, DivergenceError
+from lightning_feddua.errors import ConfigurationError, NotFiniteError
 from lightning_feddua.experiments.job_process import Lifeline, check_can_fork, end, lifeline, start
 from lightning_feddua.experiments.live_display import LiveDisplay, RunProgress
-from lightning_feddua.experiments.results import FINISHED_FILE, JOB_FILE, read_json
+from lightning_feddua.experiments.reading import FINISHED_FILE, JOB_FILE, read_json
 from lightning_feddua.files import whole_file
 from lightning_feddua.launch.fabric import leave_process_group
 from lightning_feddua.launch.run_folders import newest_version
@@ -37,8 +39,7 @@ from lightning_feddua.metric_names import CERTIFICATE
 
 LOG_FILE = "log.txt"
 _LOCK_FILE = ".lock"
-_LOCK_SECONDS = 5.0
-_REFRESH_SECONDS = 0.5
+_LOCK_SECONDS, _REFRESH_SECONDS = 5.0, 0.5
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,13 @@ class Job:
         name: what to call it.
         folder: its own folder; results are in a ``version_N`` below it.
         recipe: the resolved recipe.
+        method: which method it is a run of, if its folder cannot be called that.
     """
 
     name: str
     folder: Path
     recipe: Mapping[str, Any]
+    method: str = ""
 
     @property
     def fingerprint(self) -> str:
@@ -65,8 +68,7 @@ class Job:
     @property
     def finished(self) -> bool:
         """Whether it has been done, with this very recipe."""
-        results = self.folder / str(self._mark().get("version")) / CSVLog.FILE_NAME
-        return results.is_file()
+        return (self.folder / str(self._mark().get("version")) / CSVLog.FILE_NAME).is_file()
 
     @property
     def diverged(self) -> bool:
@@ -114,8 +116,9 @@ def run_jobs(
 ) -> list[Job]:
     """Do all jobs that are not done yet; a failed one does not stop the others.
 
-    Processes are forked, so that a job does not pay for imports again; the caller must not have used a GPU. All of them
-    end with this one, however it ends.
+    Each job has a process of its own, forked from this one: it does not pay for imports again, and nothing that another
+    job has done to its process can change its result. The caller must not have used a GPU. All processes end with this
+    one, however it ends.
 
     Args:
         jobs: what to do.
@@ -134,14 +137,20 @@ def run_jobs(
     devices = _count_devices(job.recipe for job in jobs)
     workers = workers or devices or _count_cores()
     make_folder(root)
-    # Forked children hold the lock, too, until they have ended.
-    with _only_command(root):
+    # Forked children do not hold the lock, and end with this process.
+    with only_command(root):
         finished = [job for job in jobs if job.finished]
         for job in finished:
             check(job)
         diverged = [job for job in jobs if reuse_diverged and job.diverged]
         waiting = deque(job for job in jobs if job not in finished and job not in diverged)
         display.start(total=len(jobs), reused=len(jobs) - len(waiting))
+        if any(job.recipe["loop"].get("compile") for job in waiting):
+            for name in COMPILER_MODULES:
+                import_module(name)
+        if workers > 1:
+            # So that none is left alone at the end.
+            waiting = deque(sorted(waiting, key=_work_of, reverse=True))
         return diverged + _run_all(waiting, workers, devices, display, check)
 
 
@@ -157,7 +166,8 @@ def make_folder(root: Path) -> None:
 
 
 @contextmanager
-def _only_command(root: Path) -> Iterator[None]:
+def only_command(root: Path) -> Iterator[None]:
+    """Be the only one at work in a folder of many runs, or give one clear error."""
     with ExitStack() as stack:
         try:
             stack.enter_context(locked(root / _LOCK_FILE, _LOCK_SECONDS))
@@ -199,10 +209,20 @@ def _run_all(
     return failed
 
 
+def _work_of(job: Job) -> float:
+    """How long a job takes, compared with others of the same model and data."""
+    loop, data = job.recipe["loop"], job.recipe.get("data", {}).get("init_args") or {}
+    # Where all clients take part, the data may say how many there are.
+    known = (loop.get("clients_per_round"), data.get("num_clients"))
+    clients = next((count for count in known if isinstance(count, int)), 1)
+    return loop["max_rounds"] * clients * (loop.get("local_steps") or loop.get("local_epochs") or 1)
+
+
 def _start(job: Job, slot: int, devices: int, ends: Lifeline) -> _Running:
     job.folder.mkdir(parents=True, exist_ok=True)
     (job.folder / FINISHED_FILE).unlink(missing_ok=True)
-    (job.folder / JOB_FILE).write_text(yaml.safe_dump(dict(job.recipe), sort_keys=False))
+    with whole_file(job.folder / JOB_FILE) as file:
+        yaml.safe_dump(dict(job.recipe), file, sort_keys=False)
     earlier = newest_version(job.folder)
     process = start(partial(_work, job, _fit_arguments(job, slot, devices)), job.log, ends)
     return _Running(job, process, slot, earlier)
@@ -223,17 +243,17 @@ def _work(job: Job, arguments: list[str]) -> int:
     sys.argv[1:] = arguments
     from lightning_feddua.cli import main
 
-    mark: dict[str, Any] = {"recipe_sha256": job.fingerprint}
+    mark: dict[str, Any] = {"recipe_sha256": job.fingerprint, "method": job.method}
     try:
         code = main(arguments)
-    except DivergenceError as error:
+    except NotFiniteError as error:
         traceback.print_exc()
         code, mark["diverged"] = 1, error.round
     if code == 0:
         version = newest_version(job.folder)
         assert version is not None
         mark["version"] = version.name
-    if len(mark) > 1:
+    if {"diverged", "version"} & mark.keys():
         with whole_file(job.folder / FINISHED_FILE) as file:
             json.dump(mark, file, indent=2)
     leave_process_group()
@@ -259,15 +279,20 @@ def _count_cores() -> int:
 
 
 def _last_row(path: Path) -> dict[str, float]:
-    """The last complete line of a log, without reading all of it."""
+    """The numbers in the last complete line of a log, without reading all of it."""
     with path.open("rb") as file:
-        names = file.readline().decode().rstrip("\r\n").split(",")
+        names = next(csv.reader([file.readline().decode(errors="replace")]), [])
         file.seek(max(file.tell(), path.stat().st_size - 100 * len(names)))
         lines = file.read().decode(errors="replace").split("\n")[:-1]
     cells = next(csv.reader(lines[-1:]), [])
-    if len(cells) != len(names):
-        return {}
-    return {name: float(cell) for name, cell in zip(names, cells, strict=True) if cell and name != CERTIFICATE}
+    row = {}
+    if len(cells) == len(names):
+        for name, cell in zip(names, cells, strict=True):
+            # Somebody's callback may log what is no number.
+            with suppress(ValueError):
+                row[name] = float(cell)
+    row.pop(CERTIFICATE, None)
+    return row if "round" in row else {}
 
 
 def _last_words(log: Path) -> str:

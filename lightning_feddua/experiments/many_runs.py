@@ -23,6 +23,9 @@ from lightning_feddua.metric_names import Mode
 # What `feddua fit` with some arguments would run: the recipe with all defaults filled in.
 Resolve = Callable[[list[str]], dict[str, Any]]
 
+# What commands write beside the methods' folders.
+_OURS = re.compile(r"best|.*\.(csv|html|journal|md|pdf|png|yaml)", re.IGNORECASE)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ManyRuns:
@@ -154,30 +157,31 @@ def seeded_job(root: Path, method: str, recipe: dict[str, Any], offset: int, set
     recipe["loop"]["seed"] += offset
     _move_seeds(recipe["data"], offset)
     seed = recipe["loop"]["seed"]
-    folder = root / method_folder(method) / _setting_folder(",".join(filter(None, [setting, f"seed_{seed}"])))
+    folder = root / folder_name(method) / folder_name(",".join(filter(None, [setting, f"seed_{seed}"])))
     recipe["loop"]["out_dir"] = str(folder)
-    return Job(" ".join(filter(None, [method, setting, f"seed {seed}"])), folder, recipe)
+    return Job(" ".join(filter(None, [method, setting, f"seed {seed}"])), folder, recipe, method)
 
 
-def method_folder(method: str) -> str:
-    """The name of a method's folder: what any file system takes."""
-    return re.sub(r"[^\w.+=,-]", "_", method)
+def folder_name(text: str) -> str:
+    """A name for a method's or a run's folder, which any file system takes and which is no way to elsewhere.
+
+    A name that had to be changed ends with a hash, so that no two are the same.
+
+    >>> folder_name("model.lr=0.1,seed_0"), folder_name("data.path=a/b"), folder_name("..")
+    ('model.lr=0.1,seed_0', 'data.path=a_b-8e9d84af', '_.-5ec1f7e7')
+    """
+    name = re.sub(r"^\.|[^\w.+=,-]", "_", text)
+    # File systems count bytes.
+    name = name.encode()[:150].decode(errors="ignore")
+    if name == text and text and not _OURS.fullmatch(text):
+        return name
+    return f"{name}-{hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:8]}"
 
 
 def say_if_nothing_is_drawn() -> None:
     """Before the runs, while Matplotlib can still be installed."""
     if not can_draw():
         print('There will be no figure: run `pip install "lightning-feddua[plot]"` for Matplotlib.')
-
-
-def _setting_folder(text: str) -> str:
-    """As above; a name that had to be changed ends with a hash, so that no two are the same.
-
-    >>> _setting_folder("model.lr=0.1,seed_0"), _setting_folder("data.path=a/b")
-    ('model.lr=0.1,seed_0', 'data.path=a_b-8e9d84af')
-    """
-    name = method_folder(text)[:150]
-    return name if name == text else f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def _move_seeds(section: Any, offset: int) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
 from lightning_feddua.errors import ConfigurationError, choices
 from lightning_feddua.experiments.results import Method, spans_decades
+from lightning_feddua.files import writable
 from lightning_feddua.metric_names import DIAGNOSTICS
 
 
@@ -56,6 +58,9 @@ TITLES = {
     "seconds": "seconds per round",
     "loss": "training loss",
 }
+# Of one picture, and of the letters of a name in it.
+_MOST_PANELS = 60
+_LONGEST = 80
 PANELS = {False: "without momentum", True: "with momentum"}
 
 
@@ -96,6 +101,7 @@ def plot_curves(methods: Sequence[Method], metrics: Sequence[str], path: Path) -
         metrics: what to draw.
         path: where to save the picture; its ending chooses the format.
     """
+    metrics = _shown(metrics)
     panels = [momentum for momentum in PANELS if any(method.momentum == momentum for method in methods)]
     styles = method_styles(method.name for method in methods)
     figure, grid = pyplot().subplots(
@@ -114,7 +120,7 @@ def plot_curves(methods: Sequence[Method], metrics: Sequence[str], path: Path) -
                 if method.momentum == momentum and method.has(metric):
                     _draw(axes, method, metric, log, styles[method.name])
             _dress(axes, log)
-        row[0].set_ylabel(TITLES.get(metric, metric))
+        row[0].set_ylabel(_title(metric))
     for momentum, column in zip(panels, grid.T, strict=True):
         if len(panels) > 1:
             column[0].set_title(PANELS[momentum])
@@ -133,6 +139,7 @@ def plot_overview(methods: Sequence[Method], metrics: Sequence[str], path: Path)
         metrics: what to draw.
         path: where to save the picture; its ending chooses the format.
     """
+    metrics = _shown(metrics)
     styles = method_styles(method.name for method in methods)
     columns = min(3, len(metrics))
     rows = -(-len(metrics) // columns)
@@ -146,14 +153,12 @@ def plot_overview(methods: Sequence[Method], metrics: Sequence[str], path: Path)
             if method.has(metric):
                 handles[method.name] = _draw(axes, method, metric, log, styles[method.name])
         _dress(axes, log)
-        axes.set_title(TITLES.get(metric, metric), fontsize=10)
+        axes.set_title(_title(metric), fontsize=10)
         axes.set_xlabel("round")
         axes.tick_params(labelbottom=True)
     for axes in grid.flat[len(metrics) :]:
         axes.set_visible(False)
-    figure.legend(
-        handles.values(), handles, loc="outside lower center", ncols=min(5, len(handles)), fontsize=8, handlelength=3.2
-    )
+    add_legend(figure, handles)
     save(figure, path)
 
 
@@ -173,7 +178,7 @@ def plot_labels(counts: np.ndarray, path: Path, title: str) -> None:
     fractions = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     image = shares.imshow(fractions, aspect="auto", cmap="viridis", interpolation="nearest", vmin=0)
     figure.colorbar(image, ax=shares, label="share of the client's samples")
-    shares.set(xlabel=f"label ({labels})", ylabel=f"client ({clients})", title=title)
+    shares.set(xlabel=f"label ({labels})", ylabel=f"client ({clients})", title=as_text(title))
     sizes.barh(np.arange(clients), counts.sum(axis=1), height=0.9, color=BLUE)
     sizes.set(xlabel="samples")
     save(figure, path)
@@ -202,7 +207,7 @@ def _draw(axes: Any, method: Method, metric: str, log: bool, style: Style) -> An
         color=style.color,
         linestyle=(0, style.dash) if style.dash else "solid",
         linewidth=style.width,
-        label=method.name,
+        label=as_text(method.name),
         # A single round is a point.
         marker="o" if len(curve.rounds) == 1 else None,
     )
@@ -217,11 +222,49 @@ def _dress(axes: Any, log: bool) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
+def as_text(name: str) -> str:
+    r"""A name as Matplotlib is to show it: not as a formula, on one line, and also where it begins with ``_``.
+
+    >>> print(as_text("cost in $ and $"))
+    cost in \$ and \$
+    """
+    name = " ".join(name.split())
+    name = name if len(name) <= _LONGEST else f"{name[:_LONGEST]}…"
+    return (f" {name}" if name.startswith("_") else name).replace("$", r"\$")
+
+
+def add_legend(figure: Any, handles: Mapping[str, Any]) -> None:
+    """A legend of methods below a figure."""
+    figure.legend(
+        handles.values(),
+        map(as_text, handles),
+        loc="outside lower center",
+        ncols=min(5, len(handles)),
+        fontsize=8,
+        handlelength=3.2,
+    )
+
+
+def _title(metric: str) -> str:
+    return TITLES.get(metric) or as_text(metric)
+
+
+def _shown(metrics: Sequence[str]) -> Sequence[str]:
+    """As many as a picture can have."""
+    if not metrics:
+        raise ConfigurationError("The runs have logged no metric that could be drawn.", "Log one, or name other runs.")
+    if len(metrics) > _MOST_PANELS:
+        rank_zero_warn(f"The picture has {_MOST_PANELS} of {len(metrics)} metrics. Choose one with `--metric`.")
+    return metrics[:_MOST_PANELS]
+
+
 def save(figure: Any, path: Path) -> None:
     """Write a picture, and forget it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
-    pyplot().close(figure)
+    try:
+        with writable(path):
+            figure.savefig(path, dpi=150)
+    finally:
+        pyplot().close(figure)
 
 
 def can_draw() -> bool:

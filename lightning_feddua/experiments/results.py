@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,17 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from lightning_feddua.callbacks import CSVLog, RunInfo
 from lightning_feddua.errors import ConfigurationError, choices
-from lightning_feddua.launch.run_folders import RECIPE_FILE, newest_version
-from lightning_feddua.metric_names import BOOKKEEPING, CERTIFICATE, DIAGNOSTICS, LAST_ITERATE
-
-# In the folder of a run that is one of many: what is to be run; and, when it is over, which version holds the results,
-# or in which round it diverged.
-JOB_FILE = "job.yaml"
-FINISHED_FILE = "finished.json"
+from lightning_feddua.experiments.reading import find_runs, read_columns, read_json, read_recipe
+from lightning_feddua.launch.run_folders import RECIPE_FILE
+from lightning_feddua.metric_names import BOOKKEEPING, DIAGNOSTICS, LAST_ITERATE
 
 # What two runs of the same method may differ in.
 _NOT_THE_METHOD = {"loop.out_dir", "loop.seed", "loop.devices", "loop.enable_progress_bar", "loop.tensorboard"}
@@ -131,11 +124,17 @@ def load_methods(folders: Iterable[Path | str]) -> list[Method]:
     runs = [run for folder in folders for run in _load_runs(Path(folder))]
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
-        groups.setdefault((run.name, json.dumps(run.settings, sort_keys=True, default=str)), []).append(run)
+        settings = sorted((key, repr(value)) for key, value in run.settings.items())
+        groups.setdefault((run.name, repr(settings)), []).append(run)
     methods = [Method(name, members) for (name, _), members in groups.items()]
     for method in methods:
         namesakes = [other for other in methods if other.runs[0].name == method.runs[0].name]
         method.name += _difference(method, namesakes)
+    taken: set[str] = set()
+    for method in methods:
+        if method.name in taken:
+            method.name += f" in {method.runs[0].folder}"
+        taken.add(method.name)
     return sorted(methods, key=lambda method: (method.momentum, method.name))
 
 
@@ -166,17 +165,8 @@ def spans_decades(methods: Sequence[Method], metric: str) -> bool:
     return bool(len(values) and values.min() > 0 and values.max() >= 100 * values.min())
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A mapping from a file that may be missing or incomplete; then it is empty."""
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
 def _load_runs(folder: Path) -> list[Run]:
-    found = [_load_run(path, name) for path, name in _find_runs(folder)]
+    found = [_load_run(path, name) for path, name in find_runs(folder)]
     found = [run for run in found if run.columns]
     if not found:
         raise ConfigurationError(
@@ -186,42 +176,14 @@ def _load_runs(folder: Path) -> list[Run]:
     return found
 
 
-def _find_runs(folder: Path) -> Iterator[tuple[Path, str | None]]:
-    """Folders of runs, with the method's name where it is one of many runs, in ``METHOD/seed_S``."""
-    if (folder / CSVLog.FILE_NAME).is_file():
-        managed = (folder.parent / JOB_FILE).is_file()
-        yield folder, folder.absolute().parent.parent.name if managed else None
-    elif (folder / JOB_FILE).is_file():
-        # Versions that were interrupted or had another recipe stay on the disk, and are not results.
-        mark = read_json(folder / FINISHED_FILE)
-        version = folder / str(mark["version"]) if "version" in mark else newest_version(folder)
-        if version is not None and "diverged" not in mark and (version / CSVLog.FILE_NAME).is_file():
-            yield version, folder.absolute().parent.name
-    elif folder.is_dir():
-        for child in sorted(path for path in folder.iterdir() if path.is_dir()):
-            yield from _find_runs(child)
-
-
 def _load_run(folder: Path, name: str | None) -> Run:
-    recipe: dict[str, Any] = {}
-    if (folder / RECIPE_FILE).is_file():
-        recipe = yaml.safe_load((folder / RECIPE_FILE).read_text()) or {}
-    server = recipe.get("server") or {}
-    name = name or str(server.get("class_path", folder.name)).rpartition(".")[2]
-    return Run(folder, name, _read_columns(folder / CSVLog.FILE_NAME), recipe, read_json(folder / RunInfo.FILE_NAME))
-
-
-def _read_columns(path: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    text = path.read_text()
-    # The last line may be half written during the run.
-    rows = list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines()))
-    columns = {}
-    for name in (name for name in (rows[0] if rows else []) if name != CERTIFICATE):
-        cells = [(int(row["round"]), float(row[name])) for row in rows if row[name] != ""]
-        if cells:
-            rounds, values = zip(*cells, strict=True)
-            columns[name] = (np.array(rounds), np.array(values))
-    return columns
+    recipe = read_recipe(folder / RECIPE_FILE)
+    server = recipe.get("server")
+    rule = server.get("class_path", folder.name) if isinstance(server, Mapping) else folder.name
+    # Names of folders, and what YAML and JSON can say, may be no text.
+    name = (name or str(rule).rpartition(".")[2]).encode(errors="replace").decode()
+    columns = read_columns(folder / CSVLog.FILE_NAME)
+    return Run(folder, name, columns, recipe, read_json(folder / RunInfo.FILE_NAME))
 
 
 def flattened(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

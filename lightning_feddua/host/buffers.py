@@ -93,6 +93,10 @@ class ModuleBuffers:
         """The global values, in a fixed order."""
         return list(self._globals.values())
 
+    def named_global_values(self) -> dict[str, Tensor]:
+        """The global values by name."""
+        return self._globals
+
     def take(self) -> None:
         """Take the module's values for the global ones, as a validation has left them."""
         for name in self.changed():

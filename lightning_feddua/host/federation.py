@@ -34,10 +34,11 @@ from lightning_feddua.host.other_parameters import OtherParameters
 from lightning_feddua.host.parameters import FlatParameters
 from lightning_feddua.host.removed_hooks import check_removed_hooks
 from lightning_feddua.host.schedules import LocalSchedules, check_manual_optimization
-from lightning_feddua.host.tensor_checks import check_initialised, check_tensors
+from lightning_feddua.host.tensor_checks import check_initialised, check_tensors, tensor_names
 from lightning_feddua.host.trainer.view import TrainerView
 from lightning_feddua.host.world_of_one import WorldOfOne
 from lightning_feddua.launch.arithmetic import fixed_arithmetic
+from lightning_feddua.launch.processes import forks
 from lightning_feddua.lightning_names import is_overridden
 from lightning_feddua.randomness import preserved_random_state
 
@@ -61,6 +62,8 @@ class Federation:
         callbacks: gets what the module's ``configure_callbacks`` returns, and tells which callbacks of Lightning's are
             to be called, and all there are.
     """
+
+    unsteady_client: str | None = None  # whose samples are others each time they are read with the same seed
 
     def __init__(
         self,
@@ -190,10 +193,8 @@ class Federation:
         self.client_ids = self.datamodule.client_ids
         if len(self.client_ids) == 0:
             raise ConfigurationError("The data module has no clients.", "Give it at least one client's dataset.")
-        if self.datamodule.sizes_are_known:
-            empty = (self.sizes == 0).nonzero()[0]
-            if len(empty):
-                raise _empty_client(self.client_ids[empty[0]], others=len(empty) - 1)
+        if self.datamodule.sizes_are_known and len(empty := (self.sizes == 0).nonzero()[0]):
+            raise _empty_client(self.client_ids[empty[0]], others=len(empty) - 1)
 
     @cached_property
     def sizes(self) -> np.ndarray:
@@ -201,8 +202,8 @@ class Federation:
 
         A client whose dataset cannot be made counts as one without samples: it fails when it takes part.
         """
-        lazy = not self.datamodule.sizes_are_known
-        return self.datamodule.client_sizes(on_error=(lambda name, error: None) if lazy else None)
+        known = self.datamodule.sizes_are_known
+        return self.datamodule.client_sizes(on_error=None if known else lambda name, error: None)
 
     @cached_property
     def work_sizes(self) -> np.ndarray:
@@ -210,6 +211,7 @@ class Federation:
         return work_sizes(self.datamodule.clients, lambda: self.sizes, self.datamodule.batch_size)
 
     def _set_up_module(self) -> None:
+        names = tensor_names(self.module)
         self.callbacks.call("setup", stage=self._setup_stage)
         if is_overridden("setup", self.module):
             self.module.setup(self._setup_stage)
@@ -217,13 +219,12 @@ class Federation:
         self._stack.callback(self.callbacks.call, "teardown", stage=self._setup_stage)
         if is_overridden("configure_model", self.module):
             self.module.configure_model()
-        check_initialised(self.module)
+        check_initialised(self.module, names if forks(self.fabric) else None)
         self.fabric.strategy.precision.convert_module(self.module)
         self.fabric.to_device(self.module)
         if self._settings.channels_last:
             self.module.to(memory_format=torch.channels_last)
-        tensors = chain(self.module.parameters(), self.module.buffers())
-        broadcast_tensors(self.fabric, [tensor.data for tensor in tensors])
+        broadcast_tensors(self.fabric, [t.data for t in chain(self.module.parameters(), self.module.buffers())])
 
     def global_weights(self) -> Tensor:
         """A copy of the module's trainable parameters for the server, in float32 at least."""
@@ -294,7 +295,5 @@ class Federation:
 
 
 def _empty_client(name: str, others: int = 0) -> ConfigurationError:
-    more = f" and {others} more" if others else ""
-    return ConfigurationError(
-        f"The dataset of client `{name}`{more} is empty.", "Leave such clients out of the data module."
-    )
+    problem = f"The dataset of client `{name}`{f' and {others} more' if others else ''} is empty."
+    return ConfigurationError(problem, "Leave such clients out of the data module.")

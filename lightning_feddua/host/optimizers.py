@@ -72,7 +72,16 @@ class LocalOptimizers:
         return float(self.optimizers[0].param_groups[0]["lr"]) * self.lr_factor
 
     def reset(self, lr_factor: float = 1.0) -> None:
-        """As new, with all learning rates to be multiplied by a factor."""
+        """As new, with all learning rates to be multiplied by a factor.
+
+        Raises:
+            ConfigurationError: an optimizer has got another group of parameters since.
+        """
+        if [*map(len, self._initial_groups)] != [len(optimizer.param_groups) for optimizer in self.optimizers]:
+            raise ConfigurationError(
+                f"An optimizer of `{type(self._module).__name__}` got a group of parameters in a client's local steps.",
+                "Give it all groups in `configure_optimizers`, and let them require gradients from the start.",
+            )
         self.lr_factor = lr_factor
         for i, (optimizer, groups) in enumerate(zip(self.optimizers, self._initial_groups, strict=True)):
             optimizer.state.clear()

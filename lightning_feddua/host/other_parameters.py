@@ -43,6 +43,11 @@ class OtherParameters:
         self._note_versions()
         self._fingerprints = {name: _fingerprint(parameter) for name, parameter in self._still.items()}
 
+    @property
+    def still(self) -> list[Tensor]:
+        """Those that stay as they are."""
+        return [parameter.detach() for parameter in self._still.values()]
+
     def let_move(self, names: Collection[str]) -> None:
         """Watch all but these."""
         self.settled = True

@@ -87,12 +87,18 @@ class FlatParameters:
             if id(parameter) in views:
                 yield name, views[id(parameter)]
 
-    def stacked_views(self, matrix: Tensor) -> Iterator[Tensor]:
-        """Windows on a matrix of flat vectors, one for each parameter, with its shape behind the first axis."""
+    def stacked_views(self, matrix: Tensor, rows: int | None = None) -> Iterator[Tensor]:
+        """Windows on a matrix of flat vectors, one for each parameter, with its shape behind the first axis.
+
+        Args:
+            matrix: the vectors.
+            rows: how many of them; None for all.
+        """
+        rows = len(matrix) if rows is None else rows
         offset = 0
         for parameter, strides in zip(self.tensors, self._strides, strict=True):
             start = matrix.storage_offset() + offset
-            yield matrix.as_strided((len(matrix), *parameter.shape), (matrix.stride(0), *strides), start)
+            yield matrix.as_strided((rows, *parameter.shape), (matrix.stride(0), *strides), start)
             offset += parameter.numel()
 
     def gather(self, tensors: Sequence[Tensor | None], out: Tensor) -> list[Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -13,8 +14,25 @@ from lightning_feddua.errors import ConfigurationError
 from lightning_feddua.host.hidden.snapshot import Snapshot
 
 
-def check_initialised(module: nn.Module) -> None:
-    """Refuse lazy layers that have not seen a batch."""
+def tensor_names(module: nn.Module) -> set[str]:
+    """The names of a module's parameters and buffers."""
+    return {name for name, _ in chain(module.named_parameters(), module.named_buffers())}
+
+
+def check_initialised(module: nn.Module, known: set[str] | None = None) -> None:
+    """Refuse lazy layers that have not seen a batch, and layers that come too late.
+
+    Args:
+        module: the module, set up.
+        known: the names of the tensors that it has in the parent of forked ranks; None without such a parent.
+    """
+    if late := [] if known is None else sorted((tensor_names(module) - known) & module.state_dict().keys()):
+        name = type(module).__name__
+        raise ConfigurationError(
+            f"`{name}.setup` makes `{late[0]}` in forked ranks, and the `{name}` of your script would not get what they"
+            " train.",
+            "Make it in `__init__` or `configure_model`, or start the ranks with torchrun or `strategy='ddp'`.",
+        )
     for name, parameter in module.named_parameters():
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise ConfigurationError(

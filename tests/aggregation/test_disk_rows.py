@@ -53,6 +53,27 @@ def test_rows_are_a_dictionary(dtype):
     assert os.fstat(rows._file.fileno()).st_size <= 11 * 6 * dtype.itemsize
 
 
+def test_rows_that_are_gone_and_rows_that_could_not_be_written():
+    rows = DiskRows((1, 4), torch.float32)
+    rows[0] = rows[1] = torch.ones(1, 4)
+    del rows[0]
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with pytest.raises(ConfigurationError, match="cannot be written"):
+            rows[2] = torch.ones(1, 4)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [*rows] == [1]
+    # The place that was free still is.
+    rows[2] = torch.full((1, 4), 2.0)
+    assert os.fstat(rows._file.fileno()).st_size == 32
+    os.ftruncate(rows._file.fileno(), 20)
+    assert torch.equal(rows[2], torch.full((1, 4), 2.0))
+    with pytest.raises(ConfigurationError, match="no longer whole"):
+        rows[1]
+
+
 def test_open_files_do_not_grow_with_the_clients():
     states = ClientStates(Fabric(accelerator="cpu", devices=1), ("a",), 10, torch.float32, "disk")
     before = len(os.listdir("/proc/self/fd"))

@@ -129,13 +129,19 @@ class HangInRoundOne(FederatedCallback):
         HANGS[0] = int(round == 1)
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-def test_a_step_that_hangs_once_is_made_again(make, engine):
+@pytest.mark.parametrize(
+    ("engine", "timeout"), [("sequential", 0.7), pytest.param("vectorized", 5.0, marks=pytest.mark.slow)]
+)
+def test_a_step_that_hangs_once_is_made_again(make, engine, timeout):
     clients = FederatedDataModule({name: classification(25, seed=i) for i, name in enumerate("ab")}, batch_size=16)
     expected = fit(make(engine=engine, client_timeout=None), clients, lambda: Classifier(dropout=0.0))
     message = "Client `a` is tried once more" if engine == "sequential" else "trained one by one"
     with pytest.warns(UserWarning, match=message):
-        found = fit(make(engine=engine, callbacks=HangInRoundOne()), clients, lambda: Hanging(dropout=0.0))
+        found = fit(
+            make(engine=engine, callbacks=HangInRoundOne(), client_timeout=timeout),
+            clients,
+            lambda: Hanging(dropout=0.0),
+        )
     if engine == "sequential":
         assert_same(found, expected)
     for name, value in expected.state_dict().items():

@@ -3,7 +3,9 @@
 Every variant does the same work (cohort, minibatches, steps); first their updates are compared, then they are timed in
 turn, and medians are reported with their ratio to a bare torch loop of the same steps. ``overhead`` tells where the
 time of a round goes, ``skew`` how evenly ranks share unequal clients, ``scaling`` how the time of a round grows with
-clients, ranks, population and parameters, ``prediction`` how well the engine is chosen. Needs a quiet machine.
+clients, ranks, population and parameters. ``choice`` tells how good ``engine="auto"`` is for ten combinations of
+module, sizes and work, ``epochs`` for the first of them, and ``prediction`` fits the constants of that choice.
+``startup`` tells how long a command takes to start, ``sweep`` how long many short runs take. Needs a quiet machine.
 """
 
 from __future__ import annotations
@@ -16,15 +18,18 @@ from pathlib import Path
 
 import torch
 
+from tests.benchmarks.choice import COMBINATIONS, EPOCHS, choice_table, measure_all
+from tests.benchmarks.many_runs import sweep_table
 from tests.benchmarks.overhead import overhead_table, skew_table
 from tests.benchmarks.peers.environments import PEERS, default_folder
 from tests.benchmarks.prediction import prediction_table
 from tests.benchmarks.report import Row, plot_ratios, ratio_table
 from tests.benchmarks.rounds import BARE, measure, variants
 from tests.benchmarks.scaling import scaling_tables
+from tests.benchmarks.starts import startup_table
 from tests.benchmarks.tasks import ROUND_TASKS, TASKS
 
-REPORTS = ("overhead", "skew", "scaling", "prediction")
+REPORTS = ("overhead", "skew", "scaling", "choice", "epochs", "prediction", "startup", "sweep")
 
 
 def main() -> None:
@@ -73,7 +78,17 @@ def main() -> None:
                 print(f"\n{title}\n\n{table}", flush=True)
         elif name == "prediction":
             print(f"\nStacks against one by one, {arguments.threads} threads\n", flush=True)
-            print(prediction_table(arguments.repetitions), flush=True)
+            print(prediction_table(arguments.repetitions, arguments.rounds), flush=True)
+        elif name in ("choice", "epochs"):
+            print(f"\nThe choice of an engine, {arguments.threads} threads\n", flush=True)
+            names = [EPOCHS] if name == "epochs" else list(COMBINATIONS)
+            print(choice_table(measure_all(arguments.repetitions, arguments.rounds, names)), flush=True)
+        elif name == "startup":
+            print(f"\nStart of a process, medians of {arguments.repetitions}\n", flush=True)
+            print(startup_table(arguments.repetitions), flush=True)
+        elif name == "sweep":
+            print(f"\nMany short runs, two at once, medians of {arguments.repetitions}\n", flush=True)
+            print(sweep_table(arguments.repetitions), flush=True)
         else:
             tables[name] = measure(tasks[name], candidates, arguments.repetitions, arguments.rounds)
             timed = f"medians of {arguments.repetitions} x {arguments.rounds} rounds"

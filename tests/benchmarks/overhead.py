@@ -15,6 +15,7 @@ from typing import Any
 import torch.distributed
 
 from lightning_feddua import FederatedCallback, FederatedLoop
+from lightning_feddua.callbacks.certify import Certify
 from tests.benchmarks.outside import ROOT, TORCHRUN, environment
 from tests.benchmarks.report import markdown
 from tests.benchmarks.tasks import TASKS, Task
@@ -23,7 +24,7 @@ from tests.benchmarks.variants import federated_loop
 # What a round is made of. The engine's part is all of it that is not a step: loading weights, drawing and gathering
 # minibatches, seeding, deltas. The rest is what nothing else accounts for: callbacks, buffers, logging. Waiting is for
 # ranks that have more to do, or are slower.
-PARTS = ("local steps", "sampling", "engine", "reduction", "server", "rest", "waiting")
+PARTS = ("local steps", "sampling", "engine", "reduction", "server", "certificate", "rest", "waiting")
 Parts = dict[str, float]
 
 
@@ -54,6 +55,8 @@ class Stopwatch(FederatedCallback):
 
             reduction.all_reduce = after_waiting
         self._wrap(loop.server, "step", "server")
+        (certify,) = (callback for callback in loop.callbacks if isinstance(callback, Certify))
+        self._wrap(certify, "on_round_end", "certificate")
         run = engine.run
 
         def timed_run(*args: Any) -> Iterator[Any]:
@@ -104,9 +107,13 @@ def overhead_table(rows: Sequence[tuple[Task, str, int]], rounds: int) -> str:
         whole = sum(parts.values())
         outside = whole - parts["local steps"] - parts["waiting"]
         times = [f"{1000 * parts[part]:.2f}" for part in PARTS]
-        share = f"{100 * outside / whole:.2f} %"
-        cells.append([task.name, engine, ranks, f"{1000 * whole:.1f}", *times, f"{1000 * outside:.2f}", share])
-    return markdown(["task", "engine", "ranks", "round (ms)", *PARTS, "outside local steps", "share"], cells)
+        certificate, share = (f"{100 * part / whole:.2f} %" for part in (parts["certificate"], outside))
+        cells.append(
+            [task.name, engine, ranks, f"{1000 * whole:.1f}", *times, certificate, f"{1000 * outside:.2f}", share]
+        )
+    return markdown(
+        ["task", "engine", "ranks", "round (ms)", *PARTS, "certificate (%)", "outside local steps", "share"], cells
+    )
 
 
 def skew_table(rounds: int) -> str:

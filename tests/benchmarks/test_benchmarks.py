@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.benchmarks import overhead, population, ranks, scaling
+from tests.benchmarks import choice, many_runs, overhead, population, prediction, ranks, scaling, starts
 from tests.benchmarks.report import Row, plot_ratios, ratio_table
 from tests.benchmarks.rounds import BARE, check, measure, variants
 from tests.benchmarks.tasks import TASKS
@@ -110,6 +110,51 @@ def test_only_a_cohort_is_made_of_a_lazy_population():
 
 def test_server_table_has_a_row_for_each_size():
     assert scaling.server_table([10, 1000], repetitions=1).count("\n") == 3
+
+
+def test_commands_are_timed_from_start_to_end():
+    table = starts.startup_table(1, {"slow": [sys.executable, "-c", "import time; time.sleep(0.3)"], "quick": ["true"]})
+    slow, quick = (line.split("|")[1:-1] for line in table.splitlines()[2:])
+    assert float(slow[1]) > 0.3
+    assert (float(slow[2]), slow[4].strip()) == (1, "1.00")
+    assert float(quick[2]) < 1
+
+
+@pytest.mark.slow
+def test_every_start_that_is_timed_works():
+    assert len(starts.startup_table(1).splitlines()) == 2 + len(starts.STARTS)
+
+
+@pytest.mark.slow
+def test_a_sweep_is_timed_against_runs_of_their_own():
+    lines = many_runs.sweep_table(1, seeds=1, rounds=2).splitlines()
+    assert lines[0].startswith("| 4 runs of 2 rounds |")
+    separately, swept = (line.split("|")[1:-1] for line in lines[2:])
+    assert float(separately[3]) == 1
+    assert float(swept[1]) > 0
+
+
+def test_the_choice_of_an_engine_is_judged():
+    combination = replace(choice.COMBINATIONS[choice.EPOCHS], sizes=choice.between(20, 50, 5))
+    table = choice.choice_table({"few": (measured := choice.measure(combination, repetitions=1, rounds=1))})
+    assert set(measured.seconds) == set(choice.ENGINES)
+    assert table.splitlines()[-1].startswith("| few | ")
+    # Clients, steps, and so on; the prediction is that of the run.
+    one_by_one, together = measured.counts
+    assert one_by_one.client == together.client == 5
+    assert (measured.speedup >= 1.05) == (measured.chosen == "vectorized")
+
+
+def test_ten_combinations_are_compared():
+    assert len(choice.COMBINATIONS) == 10
+
+
+def test_constants_are_found_again():
+    rng = np.random.default_rng(0)
+    counts, constants = rng.uniform(1, 100, (12, 4)), np.array([3e-4, 0.0, 2e-6, 1e-5])
+    np.testing.assert_allclose(prediction.non_negative_fit(counts, counts @ constants), constants, atol=1e-9)
+    # One that would be negative is left out.
+    assert prediction.non_negative_fit(counts[:, :2], counts @ [1.0, -0.1, 0.0, 0.0]).min() >= 0
 
 
 def test_ratios_are_to_the_first_row(tmp_path):

@@ -1,6 +1,7 @@
 """Ranks that do not train the same run are found out before anything is saved."""
 
 import os
+import re
 
 import pytest
 import torch
@@ -55,14 +56,24 @@ FLIPS = {
     "s": (server_vector("s"), PARTS[2]),
     "v": (server_vector("v"), PARTS[2]),
     "average": (lambda loop: loop.average, PARTS[1]),
+    "buffers": (lambda loop: loop._federation.buffers.named_global_values()["net.1.running_var"], PARTS[0]),
+    "frozen": (lambda loop: loop.module.frozen.detach(), PARTS[0]),
 }
+
+
+class WithFrozen(Classifier):
+    def __init__(self):
+        super().__init__()
+        self.frozen = torch.nn.Parameter(torch.ones(8), requires_grad=False)
 
 
 @pytest.mark.parametrize("what", FLIPS)
 @pytest.mark.parametrize(("world_size", "rank"), [(2, 1), (3, 2)])
 def test_a_flipped_bit_of_one_rank_ends_the_run(what, world_size, rank, tmp_path):
     find, part = FLIPS[what]
-    ranks = ForkedRanks(lambda: fit(tmp_path, callbacks=[Flips(rank, 1, find)]), world_size, tmp_path)
+    ranks = ForkedRanks(
+        lambda: fit(tmp_path, callbacks=[Flips(rank, 1, find)], model=WithFrozen()), world_size, tmp_path
+    )
     codes = ranks.wait(30)
     assert all(code != 0 for code in codes)
     others = "rank 0" if world_size == 2 else "the other ranks"
@@ -70,6 +81,34 @@ def test_a_flipped_bit_of_one_rank_ends_the_run(what, world_size, rank, tmp_path
         assert f"Rank {rank} differs from {others} after round 1 in: {part}. Nothing" in ranks.output(one)
     saved = torch.load(tmp_path / "version_0/last.ckpt", weights_only=True)
     assert saved["epoch"] == 1
+
+
+@pytest.mark.parametrize("kept", ["memory", "disk"])
+@pytest.mark.parametrize(("action", "saved_every"), [("raise", 1), ("skip", None)])
+def test_a_flipped_bit_of_what_a_client_keeps_is_found_before_it_is_used_or_saved(kept, action, saved_every, tmp_path):
+    def flip(loop):
+        rows = loop.states._rows
+        client = min(rows)
+        row = rows[client].clone()
+        row.view(torch.int32).view(-1)[3] ^= 1
+        rows[client] = row
+        return torch.zeros(4)
+
+    arguments = {
+        "client": Scaffold(),
+        "client_states": kept,
+        "on_client_error": action,
+        "checkpoint_every": saved_every,
+    }
+    ranks = ForkedRanks(lambda: fit(tmp_path, callbacks=[Flips(1, 1, flip)], **arguments), 2, tmp_path)
+    assert ranks.wait(30) == [1, 1]
+    for rank in range(2):
+        message = r"RankError: .*What the client at place \d keeps has changed on rank 1 since the client left it there"
+        assert re.search(message, ranks.output(rank))
+    if saved_every:
+        assert torch.load(tmp_path / "version_0/last.ckpt", weights_only=True)["epoch"] == 1
+    else:
+        assert not (tmp_path / "version_0/last.ckpt").exists()
 
 
 DISAGREEMENTS = {

@@ -146,13 +146,13 @@ def test_killed_while_saving(make_loop, tmp_path, monkeypatch, moment):
 
             torch.save = save
         else:
-            # The CSV file takes one of each; a checkpoint one replacement, and one `fsync` of itself and its folder.
-            # `last.ckpt` is another name of the round's own file.
+            # `run.json` and the CSV file come first. Each takes one replacement, and one `fsync` of itself and its
+            # folder; `last.ckpt` is another name of the round's own file.
             name, call = {
-                "before replace": ("replace", 4),
-                "after replace": ("fsync", 7),
-                "second file": ("replace", 5),
-                "after both": ("fsync", 8),
+                "before replace": ("replace", 5),
+                "after replace": ("fsync", 9),
+                "second file": ("replace", 6),
+                "after both": ("fsync", 10),
             }[moment]
             kill_in_the_second_round(name, call)
         fit(make_loop(callbacks=Checkpoint(save_top_k=-1)))

@@ -14,7 +14,7 @@ from lightning_feddua import FedAvg, FedDuAdam, FederatedCallback
 from lightning_feddua.callbacks import Checkpoint
 from lightning_feddua.checkpoints.digest import digest
 from lightning_feddua.checkpoints.files import read
-from lightning_feddua.checkpoints.trees import Flat, map_tensors
+from lightning_feddua.checkpoints.trees import Flat, _size, map_tensors
 from lightning_feddua.data import SyntheticRegression
 from lightning_feddua.history import HistoryText, decode
 from lightning_feddua.models import LinearRegression
@@ -154,6 +154,17 @@ def test_what_a_long_history_costs():
     assert min(times) < 0.004
 
 
+def test_a_checkpoint_has_as_many_parts_after_many_rounds(make_loop):
+    """Each costs time, in every save."""
+    counts = []
+    for rounds in (2, 6):
+        loop = make_loop(max_rounds=rounds, checkpoint_every=rounds)
+        fit(loop)
+        checkpoint = torch.load(loop.run_dir / "last.ckpt", weights_only=True)
+        counts.append(_size(checkpoint, {}))
+    assert counts[0] == counts[1]
+
+
 class Wide(Classifier):
     """Twenty parameters of two megabytes."""
 
@@ -188,4 +199,5 @@ def test_resuming_on_ranks_takes_few_copies(tmp_path):
         peaks.append([int(ranks.output(i).split("peak ")[1].split()[0]) / 1024 for i in range(2)])
     size = (tmp_path / "version_0/last.ckpt").stat().st_size / 2**20
     assert 40 < size < 41
+    print(f"\n{size:.0f} MB in the file, {max(peaks[1]) - min(peaks[0]):.0f} MB more on a rank")
     assert max(peaks[1]) - min(peaks[0]) < 3 * size, peaks

@@ -231,3 +231,16 @@ def test_no_file_elsewhere_is_removed(saved, tmp_path):
         with pytest.raises(ConfigurationError, match="among the files that were kept"):
             fit(make_loop(tmp_path / "runs"), copy)
         assert victim.exists()
+
+
+def test_what_repeats_itself_without_end_is_refused_at_once(tmp_path):
+    """Each list holds the one before it ten times, or itself."""
+    path = tmp_path / "x.ckpt"
+    bomb, circle = [0], []
+    for _ in range(30):
+        bomb = [bomb] * 10
+    circle.append(circle)
+    for content in (bomb, circle, {"a": (bomb, {1: bomb})}):
+        torch.save({"federated": {"format": 2, "history": content, "digest": ""}}, path)
+        with pytest.raises(DamagedError, match=r"x\.ckpt` is damaged or no checkpoint at all"):
+            read(path)

@@ -1,8 +1,10 @@
 """Moments of a run at which something may happen to a rank, from its start to its last exchange."""
 
 import os
+import random
 from pathlib import Path
 
+import pytest
 import torch
 from torchmetrics import MeanMetric
 
@@ -31,6 +33,24 @@ IN_ROUNDS = (
     *("logger", "save"),
 )
 MOMENTS = (*SET_UP, "sanity check", "fit start", *IN_ROUNDS, "fit end", "last barrier", "test", "predict")
+# Cases of each moment that the slow tests try. All of them take minutes.
+CASES_OF_A_MOMENT = int(os.environ.get("FEDDUA_TEST_MOMENTS", "1"))
+
+
+def cases(every, ordinary):
+    """Parameters of a test: the ordinary cases, and some of each moment for the slow tests.
+
+    Args:
+        every: all cases, as tuples.
+        ordinary: those of the fast tests.
+    """
+    draw, some = random.Random(0), set()
+    for moment in MOMENTS:
+        known = [case for case in every if moment in case]
+        some |= set(draw.sample(known, min(CASES_OF_A_MOMENT, len(known))))
+    slow = [case for case in every if case in some and case not in ordinary]
+    marked = [(case, ()) for case in ordinary] + [(case, pytest.mark.slow) for case in slow]
+    return [pytest.param(*case, marks=mark, id="-".join(map(str, case))) for case, mark in marked]
 
 
 class Act:
@@ -137,7 +157,7 @@ class Moments(FederatedCallback):
         self.act.at("fit end")
 
 
-def play(act, out_dir, **arguments):
+def play(act, out_dir, ckpt_path=None, **arguments):
     """Fit, test and predict on this rank, with something that happens at a moment; returns the loop."""
     for moment, (owner, name) in FUNCTIONS.items():
         setattr(owner, name, act.before(moment, getattr(owner, name)))
@@ -145,14 +165,14 @@ def play(act, out_dir, **arguments):
     defaults = {"max_rounds": ROUNDS, "local_steps": 2, "clients_per_round": 5, "checkpoint_every": 1, "timeout": 3.0}
     fixed = {"server": FedAvg(), "out_dir": out_dir, "enable_progress_bar": False, "accelerator": "cpu"}
     if act.moment != "trial":
-        fixed |= {"client": Scaffold(), "engine": "sequential"}
+        fixed |= {"client": Scaffold(), "reproducible": True}
     loop = FederatedLoop(**{**defaults, **fixed, **arguments}, callbacks=Moments(act))
     loop.fabric.log_dict = act.before("logger", loop.fabric.log_dict)
     init = torch.distributed.init_process_group
     torch.distributed.init_process_group = act.before("process group", init)
     torch.manual_seed(0)
     model, data = Module(act), Data(act)
-    loop.fit(model, data)
+    loop.fit(model, data, ckpt_path)
     loop.test(model, data)
     loop.predict(model, classification(1000))
     return loop

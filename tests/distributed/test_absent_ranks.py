@@ -1,51 +1,38 @@
 """A rank that dies or hangs at any moment of a run is named by all others, within the loop's timeout."""
 
-import os
-import signal
-import time
-
 import pytest
 
-from tests.distributed.moments import IN_ROUNDS, MOMENTS, OF_RANK_ZERO, Act, play
-from tests.forked_ranks import ForkedRanks
+from lightning_feddua.aggregation import presence
+from tests.distributed.moments import cases
+from tests.distributed.outcomes import ABSENCES, absent_rank
 
-TIMEOUT = 3.0
-SIGNALS = {"stopped": signal.SIGSTOP, "killed": signal.SIGKILL}
 # One of each kind; the others take minutes.
 ORDINARY = [("killed", "data", 1), ("killed", "validation", 2), ("stopped", "move of states", 1)]
-CASES = [
-    (how, moment, rank)
-    for how in SIGNALS
-    for moment in MOMENTS
-    for rank in ((0,) if moment in OF_RANK_ZERO else (0, 2))
-]
-CASES += [case for case in ORDINARY if case not in CASES]
+
+
+@pytest.mark.parametrize(("how", "moment", "rank"), cases(ABSENCES, ORDINARY))
+def test_an_absent_rank_is_named(tmp_path, how, moment, rank):
+    absent_rank(tmp_path, how, moment, rank)
+
+
+class Store(dict):
+    """Which exchanges ranks have come to, as text."""
+
+    def check(self, keys):
+        return keys[0] in self
+
+    def get(self, key):
+        return self[key].encode()
 
 
 @pytest.mark.parametrize(
-    ("how", "moment", "rank"),
-    [
-        pytest.param(*case, marks=() if case in ORDINARY else pytest.mark.slow, id="-".join(map(str, case)))
-        for case in CASES
-    ],
+    ("arrivals", "absent"), [((7, 7, 6), [2]), ((6, 7, 5), [2]), ((5, 7, 5), [0, 2]), ((7, 7, 0), [2])]
 )
-def test_an_absent_rank_is_named(tmp_path, how, moment, rank):
-    happened = tmp_path / "happened"
-
-    def act():
-        happened.write_text(str(time.time()))
-        os.kill(os.getpid(), SIGNALS[how])
-
-    ranks = ForkedRanks(
-        lambda: play(Act(moment, rank, act, times=moment in IN_ROUNDS), tmp_path, timeout=TIMEOUT), 3, tmp_path
-    )
-    others = [other for other in range(3) if other != rank]
-    ranks.wait(40, others)
-    waited = time.time() - float(happened.read_text())
-    ranks.kill()
-    outputs = [ranks.output(other) for other in others]
-    assert [ranks.codes[other] for other in others] == [1, 1], outputs
-    for output in outputs:
-        assert f"RankError: Rank {rank}" in output, outputs
-    # The store of a rank 0 that hangs is given some seconds more.
-    assert waited < TIMEOUT + 9, waited
+def test_a_rank_that_is_kept_waiting_is_not_blamed(monkeypatch, arrivals, absent):
+    """Rank 1 asks, in its seventh exchange."""
+    fabric = type("Fabric", (), {"world_size": 3, "global_rank": 1})
+    monkeypatch.setattr(presence._Presence, "store", Store())
+    monkeypatch.setattr(presence._Presence, "silent", False)
+    for rank, count in enumerate(arrivals):
+        presence._Presence.store[presence._key(f"arrivals/{rank}")] = str(count)
+    assert presence._absent(fabric, 7) == absent

@@ -88,7 +88,10 @@ def small_clients():
     [
         (signal.SIGSTOP, 1, "Rank 1 has ended, or not come to an exchange within the loop's `timeout`"),
         pytest.param(
-            signal.SIGSTOP, 0, "Rank 0, which keeps the ranks together, does not answer", marks=pytest.mark.slow
+            signal.SIGSTOP,
+            0,
+            "Rank 0, which keeps the ranks together, has ended, or does not answer",
+            marks=pytest.mark.slow,
         ),
         (signal.SIGKILL, 2, "Rank 2 has ended, or not come to an exchange"),
     ],

@@ -1,37 +1,20 @@
 """An error of one rank alone reaches all others at once, wherever it happens."""
 
 import re
-import time
 from pathlib import Path
 
 import pytest
 
 import lightning_feddua
-from tests.distributed.moments import Act, play
-from tests.forked_ranks import ForkedRanks
-
-ALONE = [("data", 1), ("module", 0), ("fit start", 0), ("after the exchange", 2), ("logger", 0), ("vote", 1)]
-ALONE += [("fit end", 0), ("predict", 1)]
+from tests.distributed.outcomes import ERRORS, told_error
 
 
 @pytest.mark.parametrize(
     ("moment", "rank"),
-    [pytest.param(*case, marks=() if case in ALONE[3:5] else pytest.mark.slow) for case in ALONE],
+    [pytest.param(*case, marks=() if case in ERRORS[3:5] else pytest.mark.slow) for case in ERRORS],
 )
 def test_an_error_of_one_rank_ends_all(tmp_path, moment, rank):
-    def fail():
-        raise KeyError("of one rank")
-
-    start = time.monotonic()
-    # Nobody waits for the timeout.
-    ranks = ForkedRanks(lambda: play(Act(moment, rank, fail), tmp_path, timeout=100.0), 3, tmp_path)
-    assert ranks.wait(40) == [1, 1, 1]
-    assert time.monotonic() - start < 30
-    assert "\nKeyError: 'of one rank'" in ranks.output(rank)
-    for other in {0, 1, 2} - {rank}:
-        assert f"RankError: Rank {rank} has failed with KeyError: 'of one rank'" in ranks.output(other)
-        # Where it happened.
-        assert "in fail\n" in ranks.output(other)
+    told_error(tmp_path, moment, rank)
 
 
 def test_all_collectives_are_in_one_place():

@@ -1,5 +1,6 @@
 """One try of a fault: ranks that train with something in their way, and the same command again afterwards."""
 
+import os
 import signal
 
 import torch
@@ -8,16 +9,19 @@ from lightning_feddua import FedDuAdam, FederatedCallback, Scaffold
 from lightning_feddua.callbacks import Checkpoint
 from lightning_feddua.checkpoints.files import read
 from tests.forked_ranks import ForkedRanks, assert_same, fit, unequal_clients
-from tests.modules import DropoutCNN
+from tests.modules import BatchNormCNN
 
 ROUNDS = 5
 SECONDS = 40
+# What torch takes by default in one process; torchrun gives each of several a single thread.
+CORES = len(os.sched_getaffinity(0))
 
 
 def arguments(**more):
     settings = {"server": FedDuAdam(), "client": Scaffold(), "local_steps": 2, "max_rounds": ROUNDS}
+    settings |= {"reproducible": True, "timeout": 20.0, **more}
     # All rounds are kept, so that there is an older one where the newest is damaged.
-    return {**settings, **more, "callbacks": [*more.get("callbacks", []), Checkpoint(save_top_k=-1)]}
+    return {**settings, "callbacks": [*more.get("callbacks", []), Checkpoint(save_top_k=-1)]}
 
 
 class Drill:
@@ -34,18 +38,39 @@ class Drill:
         self.out_dir = folder / "runs"
         self.out_dir.mkdir()
 
-    def start(self, *callbacks, world_size=None, ckpt_path="last", data=unequal_clients, before=None, **more):
-        """Ranks that train, with something in their way."""
+    def ranks(self, function, world_size=None, folder=None):
+        """Processes that call a function, with one thread each or with as many as there are cores."""
         world_size = self.draw.randint(1, 3) if world_size is None else world_size
-        settings = arguments(callbacks=list(callbacks), timeout=20.0, **more)
-        model = settings.pop("model", DropoutCNN)
+        threads = self.draw.choice([1, CORES])
 
         def rank():
+            torch.set_num_threads(threads)
+            function()
+
+        return ForkedRanks(rank, world_size, folder or self.folder)
+
+    def start(self, *callbacks, world_size=None, ckpt_path="last", before=None, odd=None, folder=None, **more):
+        """Ranks that train, with something in their way.
+
+        Args:
+            *callbacks: of all ranks.
+            world_size: how many; drawn at random if None.
+            ckpt_path: what is resumed.
+            before: called on each rank at first.
+            odd: a rank, and what is different there.
+            folder: where their output goes.
+            **more: what is different on all: the loop's arguments, ``model`` and ``data``.
+        """
+
+        def run():
             if before is not None:
                 before()
+            own = {} if odd is None or odd[0] != int(os.environ["RANK"]) else odd[1]
+            settings = arguments(callbacks=list(callbacks), **{**more, **own})
+            model, data = settings.pop("model", BatchNormCNN), settings.pop("data", unequal_clients)
             fit(self.out_dir, model, settings, ckpt_path, data)
 
-        return ForkedRanks(rank, world_size, self.folder)
+        return self.ranks(run, world_size, folder)
 
     def fail(self, *args, **more):
         """Ranks that shall not come to their end; who was not killed has something to say."""
@@ -53,7 +78,9 @@ class Drill:
         codes = ranks.wait(SECONDS)
         assert any(codes), "nothing has happened"
         for rank, code in enumerate(codes):
-            assert code in (0, -signal.SIGKILL) or ranks.output(rank).strip(), f"rank {rank} ended without a message"
+            # Of a signal, the first rank tells for all.
+            silent = code in (0, -signal.SIGKILL) or (rank and code == 143)
+            assert silent or ranks.output(rank).strip(), f"rank {rank} ended without a message"
         return ranks
 
     def finished_rounds(self):
@@ -75,11 +102,14 @@ class Drill:
         ranks = self.start()
         codes = ranks.wait(SECONDS)
         assert not any(codes), ranks.output(0)
-        assert_same(torch.load(self.out_dir / "result.pt", weights_only=True), self.expected)
+        assert_same(self.result(), self.expected)
         newest = max(self.out_dir.glob("version_*"))
         rows = (newest / "metrics.csv").read_text().splitlines()[1:]
         assert [row.split(",")[0] for row in rows] == [str(i) for i in range(ROUNDS)]
         return ranks
+
+    def result(self):
+        return torch.load(self.out_dir / "result.pt", weights_only=True)
 
     def saved_run(self, rounds):
         ranks = self.start(max_rounds=rounds)

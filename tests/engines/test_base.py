@@ -42,12 +42,12 @@ def test_what_an_engine_is_found_by(engine, expected):
     [
         (
             "parallel",
-            "There is no engine `parallel`. Choose one of `auto`, `sequential`, `vectorized`, or give an",
+            "There is no engine `parallel`. Choose one of `auto`, `compiled`, `sequential`, `vectorized`, or give an",
         ),
         ("no_such_module.Engine", "There is no engine `no_such_module.Engine`: No module named 'no_such_module'."),
         ("tests.engines.outside_engines.Lost", "has no attribute 'Lost'. Choose one of `auto`"),
         ("tests.engines.outside_engines.NOT_AN_ENGINE", "is not a subclass of `Engine`. Choose one of"),
-        (Classifier, "is not a subclass of `Engine`. Choose one of `auto`, `sequential`"),
+        (Classifier, "is not a subclass of `Engine`. Choose one of `auto`, `compiled`, `sequential`"),
         (Unfinished, "The engine `Unfinished` has no `name`, or no method `run`. Define both in the class."),
         (3, "The engine `3` is not a subclass of `Engine`."),
     ],
@@ -93,7 +93,7 @@ def test_a_registered_engine_is_found_by_its_name_which_nobody_else_can_take(mak
         register_engine(Printing)
     with pytest.raises(ConfigurationError, match="The name `auto` of `Auto` is taken."):
         register_engine(type("Auto", (SequentialEngine,), {"name": "auto"}))
-    with pytest.raises(ConfigurationError, match="Choose one of `auto`, `one gradient step`, `sequential`"):
+    with pytest.raises(ConfigurationError, match="Choose one of `auto`, `compiled`, `one gradient step`, `sequential`"):
         find_engine("other")
 
 
@@ -107,7 +107,7 @@ def test_a_run_is_resumed_by_an_engine_of_the_same_name(make_loop, tmp_path):
         loop.fit(model, SyntheticRegression(num_clients=3, dim=6), ckpt_path=checkpoint)
         assert torch.equal(model.linear.weight, whole)
     loop = make_loop(engine=OneGradientStep, server=FedAvg(), precision="64-true")
-    with pytest.raises(ConfigurationError, match="used the sequential engine, and `engine=one gradient step` would"):
+    with pytest.raises(ConfigurationError, match="used the sequential engine, and the one gradient step one would"):
         loop.fit(model, SyntheticRegression(num_clients=3, dim=6), ckpt_path=checkpoint)
 
 

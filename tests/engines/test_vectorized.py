@@ -65,7 +65,7 @@ def test_same_weights_buffers_and_metrics_in_float64(case, clients, tmp_path):
         fit(engine, make, clients(), tmp_path, precision="64-true", **arguments)
         for engine in ("sequential", "vectorized")
     ]
-    assert results[1][1].engine_note == "vectorized"
+    assert results[1][1].backend.engine_name == "vectorized"
     assert_same(*results, tolerance=1e-10)
 
 
@@ -93,7 +93,7 @@ class UnusedBesideLSTM(Unused):
 @pytest.mark.parametrize("make", [Unused, UnusedBesideLSTM])
 def test_parameters_without_gradient_are_left_alone(make, tmp_path):
     results = [fit(engine, make, shared(), tmp_path, precision="64-true") for engine in ("sequential", "vectorized")]
-    assert results[1][1].engine_note == "vectorized"
+    assert results[1][1].backend.engine_name == "vectorized"
     assert_same(*results, tolerance=1e-10)
     torch.manual_seed(0)
     assert torch.equal(results[1][0].unused.weight, make().double().unused.weight)
@@ -152,7 +152,7 @@ def test_models_of_the_paper_agree(name, precision, tmp_path):
         )  # fmt: skip
         for engine in ("sequential", "vectorized")
     ]
-    assert results[1][1].engine_note == "vectorized"
+    assert results[1][1].backend.engine_name == "vectorized"
     assert_same(*results, tolerance=1e-10 if precision == "64-true" else 1e-5)
 
 

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import weakref
 from array import array
 
 import pytest
@@ -106,7 +107,50 @@ class TrueToOne(Stateful):
         return result
 
 
-HOLDERS = [Scheduler, HelperOptimizer, Scaler, Bytes, Closure, Partial, Order, TrueToOne]
+class Window(Stateful):
+    def begin(self):
+        self.window = memoryview(bytearray(2))
+
+    def advance(self, x):
+        self.window[0] += 1
+        return self.window[0]
+
+
+class WeakKeys(Stateful):
+    def begin(self):
+        self.calls = weakref.WeakKeyDictionary()
+
+    def advance(self, x):
+        self.calls[self.net] = self.calls.get(self.net, 0) + 1
+        return self.calls[self.net]
+
+
+class Helper:
+    total = 0
+
+
+class ClassOfHelper(Stateful):
+    def begin(self):
+        self.helper = Helper()
+
+    def advance(self, x):
+        Helper.total += 1
+        return self.helper.total
+
+
+HOLDERS = [
+    Scheduler,
+    HelperOptimizer,
+    Scaler,
+    Bytes,
+    Closure,
+    Partial,
+    Order,
+    TrueToOne,
+    Window,
+    WeakKeys,
+    ClassOfHelper,
+]
 
 
 @pytest.mark.parametrize("make", HOLDERS)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from lightning_feddua import FedAvg
+from lightning_feddua import ConfigurationError, FedAvg
 from lightning_feddua.models import LinearRegression
 from tests.modules import Classifier, classification
 
@@ -68,3 +68,35 @@ def test_optimizers_with_a_state_from_the_start(make_loop, clients):
     loop = make_loop()
     loop.fit(Module(), clients)
     assert loop.history[-1]["clients"] == 4
+
+
+def test_groups_of_parameters_that_come_in_a_client_are_refused(make_loop, clients):
+    class Late(Classifier):
+        def configure_optimizers(self):
+            self.net[0].requires_grad_(False)
+            return torch.optim.SGD(self.net[1:].parameters(), lr=0.1)
+
+        def on_train_epoch_start(self):
+            self.net[0].requires_grad_(True)
+            self.optimizers().add_param_group({"params": self.net[0].parameters()})
+
+    with pytest.raises(
+        ConfigurationError, match=r"optimizer of `Late` got a group of parameters in .* steps\. Give it all"
+    ):
+        make_loop(max_rounds=1).fit(Late(), clients)
+
+
+def test_an_optimizer_may_hold_frozen_parameters_with_any_engine(make_loop, clients):
+    class Frozen(Classifier):
+        def __init__(self):
+            super().__init__(dropout=0.0)
+            self.net = torch.nn.Sequential(torch.nn.Linear(4, 8).requires_grad_(False), torch.nn.Linear(8, 3))
+
+    states = []
+    for engine in ("sequential", "vectorized"):
+        torch.manual_seed(0)
+        model = Frozen()
+        make_loop(engine=engine, server=FedAvg()).fit(model, clients)
+        states.append(model.state_dict())
+    for name, value in states[0].items():
+        torch.testing.assert_close(states[1][name], value, rtol=1e-4, atol=1e-5)

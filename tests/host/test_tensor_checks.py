@@ -165,3 +165,15 @@ def test_parameters_with_common_elements_between_others_are_refused(make_loop, c
 
     with pytest.raises(ConfigurationError, match=r"`left` and `right` share memory"):
         make_loop().fit(Overlapping(), clients)
+
+
+def test_layers_that_only_forked_ranks_have_are_refused(make_loop, clients):
+    class Late(Classifier):
+        def setup(self, stage):
+            self.head = nn.Linear(3, 3)
+
+    make_loop(max_rounds=1).fit(Late(), clients)
+    with pytest.raises(
+        Exception, match=r"`Late.setup` makes `head.bias` in forked ranks, .*\. Make it in `__init__` or `configure_"
+    ):
+        make_loop(max_rounds=1, devices=2, strategy="ddp_fork").fit(Late(), clients)

@@ -2,11 +2,14 @@
 
 import numpy as np
 import pytest
+import torch
 
+from lightning_feddua import FedAvg
 from tests.packages.harness import PackageTests
 
 pytest.importorskip("pytorch_tabular")
 pandas = pytest.importorskip("pandas")
+from omegaconf import OmegaConf  # noqa: E402
 from pytorch_tabular import TabularModel  # noqa: E402
 from pytorch_tabular.config import DataConfig, OptimizerConfig, TrainerConfig  # noqa: E402
 from pytorch_tabular.models import CategoryEmbeddingModelConfig  # noqa: E402
@@ -41,3 +44,10 @@ class TestCategoryEmbedding(PackageTests):
 
     def validation(self):
         return tabular_model().prepare_dataloader(table(0), table(2)).validation_dataset
+
+    def test_a_checkpoint_has_the_configuration(self, tmp_path):
+        """Which pytorch-tabular keeps as a dictionary of OmegaConf, with lists of OmegaConf in it."""
+        module, loop = self.fit(tmp_path, FedAvg(), rounds=1)
+        saved = torch.load(loop.run_dir / "last.ckpt", weights_only=True)["hyper_parameters"]
+        assert saved == OmegaConf.to_container(module.hparams)
+        assert saved["continuous_cols"] == ["a", "b"]

@@ -16,6 +16,7 @@ import yaml
 from lightning_feddua.experiments.comparison_table import Summary
 from lightning_feddua.experiments.plots import PANELS, TITLES, method_styles
 from lightning_feddua.experiments.results import Method, metric_names, spans_decades
+from lightning_feddua.files import writable
 from lightning_feddua.metric_names import DIAGNOSTICS
 
 # Longer runs are thinned out in the charts; the CSV logs have every round.
@@ -44,8 +45,9 @@ def write_report(summary: Summary, path: Path, title: str) -> None:
     template = (_FOLDER / "template.html").read_text()
     # In one pass, so that nothing in a part is taken for a place to fill.
     page = re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page, encoding="utf-8")
+    with writable(path):
+        # Names of folders, and what JSON can say, may be no text.
+        path.write_text(page, encoding="utf-8", errors="replace")
 
 
 def chart_data(methods: Sequence[Method]) -> dict[str, Any]:
@@ -113,7 +115,8 @@ def _environment(methods: Sequence[Method]) -> str:
     found: dict[str, dict[str, None]] = {}
     for method in methods:
         for run in method.runs:
-            for name, value in run.info.get("environment", {}).items():
+            environment = run.info.get("environment")
+            for name, value in environment.items() if isinstance(environment, dict) else ():
                 found.setdefault(str(name), {})[str(value)] = None
     rows = [
         f"<tr><th>{html.escape(name)}</th><td>{html.escape(' or '.join(values))}</td></tr>"
@@ -125,7 +128,8 @@ def _environment(methods: Sequence[Method]) -> str:
 def _recipe(method: Method) -> str:
     parts = []
     for run in method.runs[:1]:
-        header = "\n".join(map(str, run.info.get("header", [])))
+        lines = run.info.get("header")
+        header = "\n".join(map(str, lines)) if isinstance(lines, list) else ""
         recipe = yaml.safe_dump(run.recipe, sort_keys=False, allow_unicode=True) if run.recipe else "none was saved"
         parts += [f"<pre>{html.escape(header)}</pre>" if header else "", f"<pre>{html.escape(recipe)}</pre>"]
     folders = "".join(f"<li><code>{html.escape(str(run.folder))}</code></li>" for run in method.runs)

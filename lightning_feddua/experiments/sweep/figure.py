@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_feddua.experiments.comparison_table import Cell
-from lightning_feddua.experiments.plots import method_styles, pyplot, save
+from lightning_feddua.experiments.plots import add_legend, as_text, method_styles, pyplot, save
 
 
 @dataclass
@@ -86,15 +86,13 @@ def plot_panels(panels: Sequence[Panel], path: Path) -> None:
         if numeric:
             _scale(axes.set_xscale, [float(value) for value in values], decades=1)
         else:
-            axes.set_xticks(range(len(values)), values)
+            axes.set_xticks(range(len(values)), map(as_text, values))
         _scale(axes.set_yscale, means, decades=2)
-        axes.set_xlabel(panel.key)
+        axes.set_xlabel(as_text(panel.key))
         axes.grid(alpha=0.25, linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
-    grid[0, 0].set_ylabel(panels[0].metric)
-    figure.legend(
-        handles.values(), handles, loc="outside lower center", ncols=min(5, len(handles)), fontsize=8, handlelength=3.2
-    )
+    grid[0, 0].set_ylabel(as_text(panels[0].metric))
+    add_legend(figure, handles)
     save(figure, path)
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import yaml
 
-from lightning_feddua.experiments.comparison_table import LAST_ROUNDS, Cell
+from lightning_feddua.experiments.comparison_table import LAST_ROUNDS, Cell, table_row
 from lightning_feddua.experiments.jobs import Job
-from lightning_feddua.experiments.many_runs import method_folder
+from lightning_feddua.experiments.many_runs import folder_name
 from lightning_feddua.experiments.plots import can_draw
 from lightning_feddua.experiments.results import Method, check_metric, load_methods, result_names
 from lightning_feddua.experiments.sweep.figure import Line, Panel, plot_panels
@@ -99,7 +99,7 @@ class Outcome:
                 plot_panels(self.panels(), root / f"sensitivity.{ending}")
             written.append("sensitivity.png")
         for name, trial in best.items():
-            file = f"best/{method_folder(name)}.yaml"
+            file = f"best/{folder_name(name)}.yaml"
             title = f"{name}: {self._metric} {trial.cell}, the best of {len(self._of(name))} trials"
             _write_recipe(root / file, trial.recipe, title)
             written.append(file)
@@ -142,15 +142,14 @@ class Outcome:
 
     def _markdown(self, trials: Sequence[Trial]) -> str:
         keys = list(self._space)
-        lines = [f"| method | {' | '.join(keys)} | {self._metric} |", f"|---|{'---|' * (len(keys) + 1)}"]
+        lines = [table_row(["method", *keys, str(self._metric)]), f"|---|{'---|' * (len(keys) + 1)}"]
         for trial in trials:
             if trial.cell is None:
                 result = "diverged" if all(job.finished or job.diverged for job in trial.jobs) else "failed"
             else:
                 result = f"**{trial.cell}**" if trial.cell.best else str(trial.cell)
             row = [trial.method, *(trial.settings.get(key, "–") for key in keys), result]
-            # A bar would end the cell.
-            lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |")
+            lines.append(table_row(row))
         return "\n".join([*lines, ""])
 
     def _csv(self, trials: Sequence[Trial]) -> str:
@@ -170,4 +169,5 @@ _NOTHING = Trial("", {}, {}, [])
 
 def _write_recipe(path: Path, recipe: dict[str, Any], title: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"# {title}.\n{yaml.safe_dump(recipe, sort_keys=False)}")
+    # A comment ends with its line, and the name of a preset may have several.
+    path.write_text(f"# {' '.join(title.split())}.\n{yaml.safe_dump(recipe, sort_keys=False)}")

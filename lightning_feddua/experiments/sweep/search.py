@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_feddua.errors import ConfigurationError
-from lightning_feddua.experiments.jobs import make_folder
+from lightning_feddua.experiments.jobs import make_folder, only_command
 from lightning_feddua.experiments.sweep.space import Choice, Range, Settings, Space
 from lightning_feddua.randomness import Purpose, generator
 
@@ -96,19 +97,34 @@ class OptunaSearch(Search):
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         make_folder(journal.parent)
-        storage = optuna.storages.JournalStorage(JournalFileBackend(str(journal)))
-        self._study = optuna.create_study(storage=storage, study_name=name, load_if_exists=True)
+        with only_command(journal.parent):
+            _remove_half_line(journal)
+            try:
+                storage = optuna.storages.JournalStorage(JournalFileBackend(str(journal)))
+                self._study = optuna.create_study(storage=storage, study_name=name, load_if_exists=True)
+            # Whatever is in the file is run as it is.
+            except Exception as error:
+                raise ConfigurationError(
+                    f"Optuna's journal `{journal}` is damaged: {type(error).__name__}: {str(error).rstrip('.')}.",
+                    "Move it away: the search begins anew, and runs that are finished are not run again.",
+                ) from error
         self._space, self._trials, self._seed = space, trials, seed
         self._asked: list[int] | None = None
 
     def ask(self, count: int) -> Sequence[Settings]:
         """New points; at first also all that the file has, whose runs are there or are done again."""
+        from optuna.trial import TrialState
+
         trials = self._study.get_trials(deepcopy=False)
-        known = trials if self._asked is None else []
+        # A kill may have come while a point was written.
+        halves = [trial for trial in trials if not self._space.keys() <= trial.params.keys()]
+        for trial in halves:
+            self._study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
+        known = [trial for trial in trials if trial not in halves] if self._asked is None else []
         points = [(trial.number, trial.params) for trial in known]
         total = len(trials)
         new = max(count - sum(not trial.state.is_finished() for trial in known), 0)
-        points += [self._propose(number) for number in range(total, min(total + new, self._trials))]
+        points += [self._propose(number) for number in range(total, min(total + new, self._trials + len(halves)))]
         self._asked = [number for number, _ in points]
         return [self._settings(parameters) for _, parameters in points]
 
@@ -151,3 +167,10 @@ class OptunaSearch(Search):
             key: dimension.text(parameters[key]) if isinstance(dimension, Range) else parameters[key]
             for key, dimension in self._space.items()
         }
+
+
+def _remove_half_line(journal: Path) -> None:
+    """What a kill or a full disk has left of a line would spoil the next one, which is written behind it."""
+    content = journal.read_bytes() if journal.is_file() else b""
+    if content and not content.endswith(b"\n"):
+        os.truncate(journal, content.rfind(b"\n") + 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 from types import ModuleType
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ OTHERS = frozenset(
     + ["asyncio", "importlib", "inspect", "io", "pathlib", "re", "unittest"]
 )
 # But these hold state that is to be remembered.
+_WEAK = (WeakKeyDictionary, WeakValueDictionary)
 _OF_TORCH = ("torch.optim", "torch.amp", "torch.cuda.amp", "torch.distributions")
 
 
@@ -39,7 +41,7 @@ def _is_of_the_run(value: object) -> bool:
 
 def is_followed(value: object) -> bool:
     """Whether an object's attributes are remembered."""
-    if type(value).__module__.startswith(_OF_TORCH):
+    if type(value).__module__.startswith(_OF_TORCH) or isinstance(value, _WEAK):
         return True
     return not (isinstance(value, _OPAQUE) or package_of_class(type(value)) in OTHERS or _is_of_the_run(value))
 

@@ -14,18 +14,11 @@ import numpy as np
 from torch import Tensor, nn
 
 from lightning_feddua._private import MODULE_REGISTRIES
+from lightning_feddua.host.hidden import parts
 from lightning_feddua.host.hidden.comparison import Compared
+from lightning_feddua.host.hidden.global_names import globals_of
 from lightning_feddua.host.hidden.iterators import Progress, is_iterator
-from lightning_feddua.host.hidden.parts import (
-    Attributes,
-    Cells,
-    ClassAttributes,
-    Elements,
-    Items,
-    Part,
-    Registry,
-    Slots,
-)
+from lightning_feddua.host.hidden.parts import Attributes, Cells, ClassAttributes, Elements, Items, Part, Registry
 from lightning_feddua.host.hidden.reach import ATOMS, OTHERS, is_followed, is_torchs_own, package_of_class, slots_of
 from lightning_feddua.host.hidden.same_values import generator_state
 from lightning_feddua.host.hidden.tensor_groups import Group, groups_of
@@ -42,10 +35,10 @@ _LARGE = 1 << 14
 class Snapshot:
     """Remembers objects and what can be reached from them: attributes, containers, tensors, arrays, generators.
 
-    Also variables of closures, optimizers and schedulers of torch's. Of iterators it shows whether they have been
-    advanced, which cannot be undone. Not followed are classes other than those of modules, what a function keeps in
-    its cache (``lru_cache``) or in global variables, data sets, loggers, and other objects of Lightning and torch that
-    are no modules.
+    Also variables of closures, optimizers and schedulers of torch's, and the global variables, classes among them, that
+    methods of a user's own code name. Of iterators it shows whether they have been advanced, which cannot be undone.
+    Not followed are classes of other packages than the owners' that are no modules, what a function keeps in its cache
+    (``lru_cache``), data sets, loggers, and other objects of Lightning and torch that are no modules.
 
     Args:
         owners: the objects, by what a user knows them by.
@@ -76,6 +69,8 @@ class Snapshot:
         self._parents: list[Any] = []
         queue: deque[tuple[str, Any]] = deque(owners.items())
         roots = {id(owner) for owner in owners.values()}
+        # Where classes of helpers count, and not only those of modules.
+        self._packages = {package_of_class(cls) for owner in owners.values() for cls in type(owner).__mro__} - OTHERS
         while queue:
             label, value = queue.popleft()
             if id(value) not in self._seen:
@@ -165,28 +160,27 @@ class Snapshot:
 
     def _remember(self, label: str, value: Any, is_root: bool) -> Iterator[tuple[str, Any]]:
         """Remember one object; gives what it holds."""
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor | np.ndarray):
             self._pending.append((label, value))
-            if value.requires_grad and value.is_leaf:
+            if isinstance(value, Tensor) and value.requires_grad and value.is_leaf:
                 self._add(Gradient(label, value), self._each)
                 yield f"{label}.grad", value.grad
         elif isinstance(value, nn.Module):
             yield from self._remember_module(label, value)
-        elif isinstance(value, dict):
+        elif isinstance(value, dict | list | set | deque):
             self._add_items(Items(label, value))
-            yield from ((f"{label}[{key!r}]", item) for key, item in value.items() if type(item) not in ATOMS)
-        elif isinstance(value, list | set | deque):
-            self._add_items(Items(label, value))
-            yield from ((f"{label}[{i}]", item) for i, item in enumerate(value) if type(item) not in ATOMS)
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            yield from ((f"{label}[{key!r}]", item) for key, item in items if type(item) not in ATOMS)
         elif isinstance(value, tuple | frozenset):
             self._parents.append(value)
             yield from ((f"{label}[{i}]", item) for i, item in enumerate(value) if type(item) not in ATOMS)
-        elif isinstance(value, np.ndarray):
-            self._pending.append((label, value))
         elif generator_state(value) is not None:
             self._add(GeneratorState(label, value), self._each)
         elif isinstance(value, bytearray | array):
             self._add(Elements(label, value), self._each)
+        elif isinstance(value, memoryview):
+            self._parents.append(value)
+            yield label, value.obj
         elif isinstance(value, MethodType | BuiltinFunctionType):
             self._parents.append(value)
             yield label, value.__self__
@@ -199,6 +193,8 @@ class Snapshot:
             self._add(Progress(label, value), self._each)
         elif is_root or is_followed(value):
             yield from self._remember_object(label, value)
+            if package_of_class(type(value)) in self._packages:
+                yield from self._remember_classes(type(value))
         else:
             self._parents.append(value)
 
@@ -213,18 +209,37 @@ class Snapshot:
         own = dict(module.named_parameters(recurse=False))
         if own:
             self._add(Flags(label, own), self._each)
-        for cls in type(module).__mro__:
-            if package_of_class(cls) not in OTHERS and id(cls) not in self._seen:
-                self._seen.add(id(cls))
-                self._add_items(ClassAttributes(cls.__name__, cls))
-                for name, value in vars(cls).items():
-                    if isinstance(value, _OF_CLASSES) and not name.startswith("__"):
-                        yield f"{cls.__name__}.{name}", value
+        yield from self._remember_classes(type(module))
+
+    def _remember_classes(self, kind: type) -> Iterator[tuple[str, Any]]:
+        for cls in kind.__mro__:
+            if package_of_class(cls) not in OTHERS:
+                yield from self._of_class(cls)
+
+    def _of_class(self, cls: type) -> Iterator[tuple[str, Any]]:
+        """What a class keeps, and what its methods find in global variables."""
+        if id(cls) in self._seen:
+            return
+        self._seen.add(id(cls))
+        self._add_items(ClassAttributes(cls.__name__, cls))
+        for name, value in vars(cls).items():
+            if isinstance(value, _OF_CLASSES) and not name.startswith("__"):
+                yield f"{cls.__name__}.{name}", value
+            elif isinstance(function := getattr(value, "__func__", value), FunctionType):
+                yield from self._globals_of(function)
+
+    def _globals_of(self, function: FunctionType) -> Iterator[tuple[str, Any]]:
+        part, named = globals_of(function)
+        if part is not None:
+            self._add(part, self._each)
+        for label, value in named:
+            yield from self._of_class(value) if isinstance(value, type) else [(label, value)]
 
     def _remember_function(self, label: str, function: FunctionType) -> Iterator[tuple[str, Any]]:
         self._parents.append(function)
         if (function.__module__ or "").partition(".")[0] in OTHERS:
             return
+        yield from self._globals_of(function)
         if function.__closure__:
             part = Cells(label, function)
             self._add(part, self._each)
@@ -241,7 +256,7 @@ class Snapshot:
                     yield f"{label}.{name}", item
         slots = [name for cls in type(value).__mro__ for name in slots_of(cls)]
         if slots:
-            part = Slots(label, value, slots)
+            part = parts.Slots(label, value, slots)
             self._add(part, self._each)
             yield from ((f"{label}.{name}", item) for name, item in part.saved.items() if type(item) not in ATOMS)
 
