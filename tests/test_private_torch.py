@@ -149,6 +149,7 @@ def test_the_compiler_logs_under_this_name():
         parent.setLevel(before)
 
 
+@pytest.mark.slow
 def test_the_compiler_is_not_imported_before_it_is_used():
     script = "import sys, lightning_feddua._private; print('torch._inductor.compile_fx' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -99,7 +99,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-_LONG = [pytest.param(page, marks=pytest.mark.slow) if page.stem == "paper" else page for page in PAGES]
+_LONG = [page if page.stem == "README" else pytest.param(page, marks=pytest.mark.slow) for page in PAGES]
 
 
 @pytest.mark.parametrize("page", _LONG, ids=lambda page: page.stem)

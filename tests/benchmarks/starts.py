@@ -54,6 +54,8 @@ def startup_table(repetitions: int, starts: Mapping[str, list[str]] = STARTS) ->
                 found[name] += [taken] * (turn > 0)
     medians = {name: [statistics.median(one) for one in zip(*taken, strict=True)] for name, taken in found.items()}
     clock, work = next(iter(medians.values()))
+    # A process may end before its work is noticed.
+    work = max(work, 0.01)
     rows = [(name, f"{c:.2f}", f"{c / clock:.2f}", f"{w:.2f}", f"{w / work:.2f}") for name, (c, w) in medians.items()]
     return markdown(["command", "seconds", "ratio", "seconds of a core", "ratio"], rows)
 

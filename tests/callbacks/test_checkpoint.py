@@ -33,7 +33,7 @@ def score_of(model, name, tmp_path):
     return trainer.validate(model, DataLoader(classification(30, seed=9), batch_size=16), verbose=False)[0][name]
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("monitor", ["val_loss", "last_iterate/val_loss"])
 @pytest.mark.parametrize("server", [FedAvg, FedDuAdam])
 def test_the_best_checkpoint_is_the_best_model_and_resumes_the_run(make_loop, tmp_path, server, monitor, devices):

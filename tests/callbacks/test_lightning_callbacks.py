@@ -113,7 +113,9 @@ def test_a_callback_keeps_what_it_sees_over_the_run_but_not_over_clients(make_lo
     assert [row["count"] for row in loop.history] == pytest.approx([expected] * 3)
     assert callback.validations == 3
     assert callback.batches == 0
-    assert "the callback `Counts` has `on_train_batch_end`" in loop.engine_note
+    # With two ranks, the first has one client, which there is no need to stack.
+    reason = "the callback `Counts` has `on_train_batch_end`" if devices == 1 else "too few clients per rank"
+    assert reason in loop.engine_note
 
 
 def test_the_result_does_not_depend_on_the_number_of_ranks(make_loop, clients):

@@ -105,6 +105,7 @@ def test_plain_lines_now_and_then_elsewhere(tmp_path, capsys, seconds, lines):
     assert "\r" not in printed.out + printed.err
 
 
+@pytest.mark.slow
 def test_a_pipe_gets_lines(tmp_path):
     script = f"from tests.callbacks.test_progress import fit; fit({str(tmp_path)!r})"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

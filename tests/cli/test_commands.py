@@ -153,6 +153,7 @@ def test_client_algorithm_with_its_option(tmp_path):
     assert client == {"class_path": "lightning_feddua.Scaffold", "init_args": {"option": "I"}}
 
 
+@pytest.mark.slow
 def test_models_and_data_are_known_by_name(tmp_path, capsys):
     bare = tmp_path / "bare.yaml"
     bare.write_text("model: LinearRegression\ndata: SyntheticRegression\nloop: {local_steps: 1}")

@@ -77,6 +77,7 @@ def test_a_callback_of_ones_own(fit, given):
     assert sys.modules["own_callbacks"].Counter.rounds == 3
 
 
+@pytest.mark.slow
 def test_nobody_imports_the_other_package_for_lightnings_own(tmp_path):
     code = (
         "import sys; from lightning_feddua.cli import main\n"

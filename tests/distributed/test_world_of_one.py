@@ -107,7 +107,13 @@ class InValidationsEnd(InValidation):
 MODELS = [Plain, Everything, Contrastive, ScaledRate, SyncedNorm, InValidation, InValidationsEnd]
 
 
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+_SLOW = [
+    model if model in (Everything, InValidationsEnd) else pytest.param(model, marks=pytest.mark.slow)
+    for model in MODELS
+]
+
+
+@pytest.mark.parametrize("model", _SLOW, ids=lambda model: model.__name__)
 def test_the_number_of_ranks_does_not_change_a_bit(tmp_path, model):
     arguments = {"server": FedDuAdam(), "local_epochs": 1, "max_rounds": 3}
     expected = run(1, tmp_path / "1", model, arguments)

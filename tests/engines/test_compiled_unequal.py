@@ -36,7 +36,7 @@ def counted(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("client", [None, Scaffold])
-def test_the_same_clients_in_each_round_are_compiled_in_the_second(client, tmp_path, monkeypatch, recwarn):
+def test_the_same_clients_in_each_round_are_compiled(client, tmp_path, monkeypatch, recwarn):
     sizes = [12, 11, 8, 8, 6, 4]
     expected = fit(tmp_path, sizes, False, client and client())
     calls = counted(monkeypatch)

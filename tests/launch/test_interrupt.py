@@ -128,7 +128,7 @@ FIT = [
 @pytest.mark.parametrize(
     "command",
     [
-        FIT,
+        pytest.param(FIT, marks=pytest.mark.slow),
         pytest.param([*FIT, "--loop.devices", "2"], marks=pytest.mark.slow),
         pytest.param([*TORCHRUN, *FIT], marks=pytest.mark.slow),
     ],

@@ -247,7 +247,13 @@ def test_a_compiled_step_is_the_eager_one(rule, recwarn):
 
 
 @pytest.mark.usefixtures("small_steps_compile")
-@pytest.mark.parametrize("rule", [servers.FedDuAdagrad, servers.FedDuAdam, servers.FedDuYogi, servers.FedExPM])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        servers.FedDuAdagrad,
+        *(pytest.param(r, marks=pytest.mark.slow) for r in (servers.FedDuAdam, servers.FedDuYogi, servers.FedExPM)),
+    ],
+)
 def test_each_compiled_pass_is_one_loop(rule):
     """A second loop over the vectors would read them all again, and nothing but the time would show it."""
     server, weights = rule(), torch.zeros(1000)
