@@ -73,14 +73,14 @@ def test_the_engine_stays_and_so_do_the_bits(make_loop, tmp_path, monkeypatch):
     expected = fit(whole, LinearRegression(dim=20), data)
     fit(make_loop(**arguments, engine="vectorized", max_rounds=2, checkpoint_every=1), LinearRegression(dim=20), data)
 
-    # A trial would decide anew, by the time of day.
+    # A trial would decide anew.
     monkeypatch.delattr("lightning_feddua.engines.trial._decide")
     resumed = make_loop(**arguments, engine="auto")
     model = fit(resumed, LinearRegression(dim=20), data, ckpt_path="last")
     assert resumed.backend.engine_name == "vectorized"
     assert_same(model, expected)
     assert rows(resumed) == rows(whole)
-    with pytest.raises(ConfigurationError, match=r"used the vectorized engine, and `engine=sequential` would"):
+    with pytest.raises(ConfigurationError, match=r"used the vectorized engine, and the sequential one would"):
         fit(make_loop(**arguments, engine="sequential"), LinearRegression(dim=20), data, ckpt_path="last")
 
 
