@@ -95,9 +95,8 @@ class Simulation(Backend):
             self._federation, self._algorithm, self.states, compile=self._settings.compile is True
         )
         if isinstance(self._engine, CompiledEngine) and not self._algorithm.draws_steps:
-            with self._federation.training(self._weights), _preserved(self._algorithm):
-                clients, state = self._first_round(cohort)
-                self._engine.expect(clients, state.work)
+            hand = self._own_clients(cohort, self._deal(cohort, self._work), 0, ClientFaults(self._fabric, "raise"))
+            self._engine.expect(hand, self._work)
         # What a trial has not shown must not show later either.
         if isinstance(self._engine, VectorizedEngine) and asked == AUTO:
             self._engine.may_draw = False

@@ -30,6 +30,7 @@ class Large(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 def fit(size, clients, cohort, lanes):
+    torch.manual_seed(0)
     data = {str(i): TensorDataset(torch.randint(size, (4,)), torch.randn(4)) for i in range(clients)}
     with tempfile.TemporaryDirectory() as folder:
         loop = FederatedLoop(server=FedDuAdam(), max_rounds=3, clients_per_round=cohort, local_steps=2, out_dir=folder,

@@ -68,7 +68,8 @@ CASES = {
     "linear": (lambda: LinearRegression(5), regression, {"precision": "64-true", "gradient_clip_val": 1.0}, 1e-10),
     "adam": (lambda: Classifier(dropout=0.0), lambda: points((12, 14, 9)), {"local_steps": 2}, 1e-5),
     "scaffold": (lambda: Plain(0.0), points, {"client": Scaffold, "local_steps": 2}, 1e-5),
-    "cnn": (cnn, images, {"max_rounds": 2, "local_steps": 2, "gradient_clip_val": 10.0}, 1e-5),
+    # FedAdam divides by what is nearly zero in its first rounds, and float32 would show it.
+    "cnn": (cnn, images, {"precision": "64-true", "max_rounds": 2, "local_steps": 2, "gradient_clip_val": 10.0}, 1e-8),
 }
 
 
