@@ -139,7 +139,7 @@ def _decide(
     clients: list[Client],
     state: GlobalState,
 ) -> tuple[str, str]:
-    """Whether clients are vectorized and compiled, and what to say of it; an error where that cannot be had."""
+    """Whether clients are vectorized and compiled, and what the header says; an error if that was asked for in vain."""
     if auto and len(clients) < 2:
         return "sequential", "sequential (too few clients per rank to vectorize)"
     obstacle = VectorizedEngine.obstacle(federation, algorithm)
